@@ -1,0 +1,291 @@
+"""Artifacts on disk: written whole or not at all, and read with a check.
+
+An artifact is a folder with a `manifest.json` that names its kind, the key that made it (a hash of
+configuration, code and inputs) and the SHA-256 of every file. It is written in a temporary folder
+beside its place and renamed there when complete, so a reader never sees half of one.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import hashlib
+import json
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from tc.errors import TCError, one_message
+
+MANIFEST = "manifest.json"
+
+
+@dataclass
+class Manifest:
+    """What an artifact is and what made it.
+
+    Attributes:
+        kind: what it is, such as `calibration`.
+        made_by: the flat facts whose hash is the key, kept so that a mismatch can say what differs.
+        info: results that a later stage or a report reads.
+        files: SHA-256 and size in bytes by file name.
+    """
+
+    kind: str
+    made_by: dict[str, Any]
+    info: dict[str, Any] = field(default_factory=dict)
+    files: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        """Hash of kind and `made_by`, 16 hexadecimal digits."""
+        return hash_of({"kind": self.kind, **self.made_by})
+
+
+def hash_of(value: Any) -> str:
+    """Hashes a JSON-like value; equal values give equal hashes on every machine."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def hash_file(path: Path) -> str:
+    """SHA-256 of a file, hexadecimal."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@functools.cache
+def code_version() -> str:
+    """Hash of this package's source, so that no artifact of other code is taken for one of ours."""
+    root = Path(__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+@contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """Turns a full or read-only disk into one message that names the folder."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        reason = _disk_reason(error)
+        if reason is None:
+            raise
+        raise TCError(
+            f"cannot write {path}: {reason}. Nothing was half-written there; "
+            "free some space or choose another folder (run_dir=..., paths.cache_dir=...) "
+            "and run the same command again."
+        ) from error
+
+
+def _disk_reason(error: Exception) -> str | None:
+    """The plain reason of a write that the disk refused, or None for any other error."""
+    reasons = {
+        errno.ENOSPC: "no space left on the device",
+        errno.EDQUOT: "the disk quota is used up",
+        errno.EROFS: "the file system is read-only",
+        errno.EACCES: "permission denied",
+        errno.ENOTDIR: "a part of the path is a file, not a folder",
+        errno.EFBIG: "the file is larger than allowed",
+    }
+    if isinstance(error, OSError):
+        return reasons.get(error.errno or 0)
+    # safetensors writes in Rust and keeps the errno only in its text.
+    codes = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EFBIG)
+    return next((reasons[c] for c in codes if f"os error {c}" in str(error)), None)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Gives a temporary name beside `path`; what is left there takes its place, or nothing does.
+
+    Works for a file and for a folder (make it at the given name). An existing file or folder is
+    replaced only once the new one is complete.
+    """
+    path = Path(path)
+    with disk_errors(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        holder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+        try:
+            fresh = holder / path.name
+            yield fresh
+            if path.is_dir():
+                os.replace(path, holder / "old")
+            os.replace(fresh, path)
+        finally:
+            shutil.rmtree(holder, ignore_errors=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a text file whole or not at all."""
+    with replacing(path) as fresh, open(fresh, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes JSON, whole or not at all."""
+    write_text(path, json.dumps(value, indent=2, default=str) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """Reads JSON; a damaged file is named."""
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise TCError(f"{path} is not valid JSON ({error}); delete it and run again.") from error
+
+
+def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Writes a safetensors file; tensors are made contiguous and moved to the CPU."""
+    save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, path)
+
+
+def load_tensors(path: Path) -> dict[str, torch.Tensor]:
+    """Reads a safetensors file to the CPU.
+
+    Raises:
+        TCError: if it is missing, truncated or not safetensors.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise TCError(
+            f"{path} cannot be read as safetensors ({error}); delete it and run again."
+        ) from error
+
+
+@contextmanager
+def writing(folder: Path, manifest: Manifest) -> Iterator[Path]:
+    """Makes an artifact: yields a folder to write into, then hashes it, seals and places it."""
+    with replacing(folder) as fresh:
+        fresh.mkdir()
+        yield fresh
+        for path in sorted(p for p in fresh.rglob("*") if p.is_file()):
+            facts = {"sha256": hash_file(path), "bytes": path.stat().st_size}
+            manifest.files[str(path.relative_to(fresh))] = facts
+        (fresh / MANIFEST).write_text(json.dumps(asdict(manifest), indent=2, default=str) + "\n")
+
+
+def read_manifest(folder: Path) -> Manifest | None:
+    """The manifest of an artifact, or None where there is no such artifact."""
+    path = Path(folder) / MANIFEST
+    return Manifest(**read_json(path)) if path.is_file() else None
+
+
+def verify(folder: Path, manifest: Manifest) -> None:
+    """Checks that every file of an artifact is there with its size and hash.
+
+    Raises:
+        TCError: naming each file that is missing or damaged.
+    """
+    problems = []
+    for name, facts in manifest.files.items():
+        path = Path(folder) / name
+        if not path.is_file():
+            problems.append(f"{name} is missing")
+        elif path.stat().st_size != facts["bytes"]:
+            problems.append(f"{name} has {path.stat().st_size} bytes, not {facts['bytes']}")
+        elif hash_file(path) != facts["sha256"]:
+            problems.append(f"{name} does not have the hash that was recorded")
+    if problems:
+        raise one_message(problems, f"{folder} is damaged; delete it and run again:")
+
+
+def find(folder: Path, wanted: Manifest) -> Manifest | None:
+    """The artifact at `folder` if it is the one wanted, None if there is none.
+
+    Raises:
+        TCError: if there is one of another making (saying what differs), or a damaged one.
+    """
+    found = read_manifest(folder)
+    if found is None:
+        return None
+    if found.key != wanted.key:
+        raise one_message(
+            differences(found.made_by, wanted.made_by),
+            f"{folder} was made by another configuration or code (there -> here). "
+            "Take another run_dir, or resume=false to begin anew:",
+        )
+    verify(folder, found)
+    return found
+
+
+def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
+    """One line for each key whose values differ."""
+    return [
+        f"{key}: {there.get(key, 'absent')} -> {here.get(key, 'absent')}"
+        for key in sorted({*there, *here})
+        if there.get(key) != json.loads(json.dumps(here.get(key), default=str))
+    ]
+
+
+class StreamedTensors:
+    """A safetensors file that is written piece by piece, so that no tensor need fit in memory.
+
+    Args:
+        path: where; best inside `writing`, which places it when complete.
+        layout: dtype and shape of each tensor by name.
+    """
+
+    def __init__(self, path: Path, layout: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> None:
+        names = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+        header, end = {}, 0
+        self._next: dict[str, int] = {}
+        self._end: dict[str, int] = {}
+        for name, (dtype, shape) in layout.items():
+            begin, end = end, end + math.prod(shape) * dtype.itemsize
+            header[name] = {"dtype": names[dtype], "shape": shape, "data_offsets": [begin, end]}
+            self._next[name], self._end[name] = begin, end
+        text = json.dumps(header).encode()
+        text += b" " * (-len(text) % 8)  # tensors start on a multiple of eight bytes
+        self._base = 8 + len(text)
+        self._file = open(path, "wb")  # noqa: SIM115 - closed by close()
+        self._file.write(len(text).to_bytes(8, "little") + text)
+
+    def append(self, name: str, rows: torch.Tensor) -> None:
+        """Adds rows to the end of a tensor; their dtype must be the tensor's."""
+        data = rows.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+        assert self._next[name] + data.size <= self._end[name], f"{name}: more rows than announced"
+        self._file.seek(self._base + self._next[name])
+        self._file.write(data)
+        self._next[name] += data.size
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every tensor has all of its rows."""
+        return self._next == self._end
+
+
+def require_space(path: Path, num_bytes: int, what: str) -> None:
+    """Checks before a long stage that the disk has room for what it will write.
+
+    Raises:
+        TCError: naming what needs how much, and how much there is.
+    """
+    place = next(p for p in (path, *path.parents) if p.exists())
+    free = shutil.disk_usage(place).free
+    if free < num_bytes:
+        raise TCError(
+            f"{what} needs {num_bytes / 1e9:.2f} GB in {path}, where {free / 1e9:.2f} GB are free. "
+            "Free some space, choose another folder (run_dir=..., paths.cache_dir=...), or take "
+            "fewer tokens (data.calibration_tokens=...)."
+        )

@@ -1,0 +1,192 @@
+"""The check of a whole configuration: every problem at once, before anything is loaded."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator, Sequence
+
+from tc.config import (
+    STAGES,
+    Accelerator,
+    Backend,
+    Config,
+    GeometryConfig,
+    LoggerKind,
+    OutputGate,
+    PolicyKind,
+    ReadOut,
+    TeacherSource,
+)
+from tc.data import config_problems
+from tc.errors import TCError, one_message
+
+AT_LEAST = {
+    "seed": 0,
+    "data.min_characters": 0,
+    "data.sequence_length": 2,
+    "data.calibration_tokens": 1,
+    "data.selection_tokens": 1,
+    "data.max_documents": 3,
+    "policy.stride": 1,
+    "align.steps": 1,
+    "align.batch_sequences": 1,
+    "align.lr_projections": 0,
+    "align.lr_dynamics": 0,
+    "align.weight_decay": 0,
+    "align.warmup_steps": 0,
+    "align.check_every": 1,
+    "eval.tokens": 1,
+    "eval.context": 2,
+    "eval.stride": 1,
+    "eval.batch_sequences": 1,
+    "trainer.threads": 1,
+}
+"""The smallest value that each number may have."""
+
+
+def validate(config: Config, overrides: Sequence[str] = ()) -> None:
+    """Checks what types cannot say.
+
+    Args:
+        config: a complete configuration.
+        overrides: the overrides of the command line, to find those that would be ignored.
+
+    Raises:
+        TCError: naming every problem.
+    """
+    checks = (_numbers, _teacher, _data, _policy, _init, _logger, _trainer, _run)
+    problems = [problem for check in checks for problem in check(config)]
+    problems += _ignored(config, overrides)
+    if problems:
+        raise one_message(problems, "the configuration cannot be run:")
+
+
+def _numbers(config: Config) -> Iterator[str]:
+    for key, least in AT_LEAST.items():
+        group, _, name = key.rpartition(".")
+        value = getattr(getattr(config, group) if group else config, name)
+        if value is not None and not value >= least:
+            yield f"{key}={value}: at least {least} is allowed"
+    clip = config.align.gradient_clip
+    if clip is not None and clip <= 0:
+        yield f"align.gradient_clip={clip}: above 0, or null for none"
+
+
+REQUIRED = {
+    TeacherSource.embedded: ("package", "path"),
+    TeacherSource.hf: ("path",),
+    TeacherSource.gguf: ("path",),
+    TeacherSource.random: ("architecture",),
+}
+
+
+def _teacher(config: Config) -> Iterator[str]:
+    teacher = config.teacher
+    for name in REQUIRED[teacher.source]:
+        if not getattr(teacher, name):
+            yield f"teacher.{name} has no value; teacher.source={teacher.source.value} needs one"
+
+
+def _data(config: Config) -> Iterator[str]:
+    data = config.data
+    yield from config_problems(data)
+    for name in ("calibration_tokens", "selection_tokens"):
+        tokens = getattr(data, name)
+        if tokens < data.sequence_length:
+            yield (
+                f"data.{name}={tokens} is less than one sequence; at least "
+                f"data.sequence_length={data.sequence_length} is allowed"
+            )
+
+
+def _policy(config: Config) -> Iterator[str]:
+    policy = config.policy
+    if policy.kind is PolicyKind.every and policy.stride is None:
+        yield "policy.stride has no value; policy.kind=every needs one, such as 4"
+    if policy.kind is not PolicyKind.every and policy.stride is not None:
+        yield f"policy.stride={policy.stride} would be ignored by policy.kind={policy.kind.value}"
+    if policy.kind is not PolicyKind.layers and policy.keep is not None:
+        yield f"policy.keep={policy.keep} would be ignored by policy.kind={policy.kind.value}"
+    if policy.kind is PolicyKind.layers:
+        yield from _keep(policy.keep, config.teacher.geometry)
+
+
+def _keep(keep: list[int] | None, geometry: GeometryConfig | None) -> Iterator[str]:
+    if not keep:
+        yield "policy.keep has no value; policy.kind=layers needs a list, such as policy.keep=[0,4]"
+        return
+    last = geometry.num_hidden_layers - 1 if geometry else None
+    outside = [i for i in keep if i < 0 or (last is not None and i > last)]
+    if outside:
+        allowed = f"0 to {last}" if last is not None else "0 and above"
+        yield f"policy.keep={keep}: layers {allowed} are allowed, not {outside}"
+    if len(set(keep)) < len(keep):
+        yield f"policy.keep={keep} names a layer twice"
+
+
+def _init(config: Config) -> Iterator[str]:
+    init, student = config.init, config.student
+    if not student.use_gate and init.gate is not OutputGate.fla:
+        yield f"init.gate={init.gate.value} needs student.use_gate=true, or take init.gate=fla"
+    if init.gate is OutputGate.zero and init.read_out is ReadOut.ridge:
+        yield "init.gate=zero leaves nothing to read, so init.read_out=ridge cannot be solved"
+    if not 0 < init.gate_rms <= 1:
+        yield f"init.gate_rms={init.gate_rms}: above 0 and at most 1 is allowed"
+    if not init.ridge or min(init.ridge) <= 0:
+        yield f"init.ridge={init.ridge}: a list of strengths above 0, such as [1e-3,1e-2]"
+    if config.align.resolve_read_out and init.align and init.read_out is not ReadOut.ridge:
+        yield "align.resolve_read_out=true needs init.read_out=ridge"
+    if student.norm_eps <= 0:
+        yield f"student.norm_eps={student.norm_eps}: above 0 is allowed"
+
+
+PACKAGES = {LoggerKind.wandb: "wandb", LoggerKind.tensorboard: "tensorboard"}
+
+
+def _logger(config: Config) -> Iterator[str]:
+    package = PACKAGES.get(config.logger.kind)
+    if package and importlib.util.find_spec(package) is None:
+        yield f"logger={config.logger.kind.value} needs a package: pip install {package}"
+
+
+def _trainer(config: Config) -> Iterator[str]:
+    import torch
+
+    trainer = config.trainer
+    wants_gpu = trainer.accelerator is Accelerator.gpu
+    if wants_gpu and not config.dry_run and not torch.cuda.is_available():
+        yield "trainer=gpu: torch sees no GPU here; take trainer=cpu, or a CUDA build of torch"
+    if trainer.backend is Backend.fla and importlib.util.find_spec("fla") is None:
+        yield "trainer.backend=fla needs a package: pip install 'taylor-calibrate[gpu]'"
+    if trainer.backend is Backend.fla and trainer.accelerator is Accelerator.cpu:
+        yield "trainer.backend=fla runs on a GPU only; take auto, chunk or loop"
+
+
+def _run(config: Config) -> Iterator[str]:
+    unknown = [stage for stage in config.stages if stage not in STAGES]
+    if unknown or not config.stages:
+        yield f"stages={config.stages}: a list of {', '.join(STAGES)} is allowed"
+    if config.eval.stride > config.eval.context:
+        yield (
+            f"eval.stride={config.eval.stride} is more than eval.context={config.eval.context}: "
+            "tokens between two windows would never be counted"
+        )
+
+
+def _ignored(config: Config, overrides: Sequence[str]) -> Iterator[str]:
+    """Overrides of a group that this run does not use."""
+    for override in overrides:
+        key = override.lstrip("+~").partition("=")[0]
+        if not config.init.align and (key == "align" or key.startswith("align.")):
+            yield f"{override} would be ignored: init={config.init.name} does not align"
+
+
+def require_layers(config: Config, geometry: GeometryConfig) -> None:
+    """Checks the policy against the teacher's own number of layers, before weights are read.
+
+    Raises:
+        TCError: if a kept layer does not exist.
+    """
+    problems = list(_keep(config.policy.keep, geometry)) if config.policy.keep else []
+    if problems:
+        raise TCError(problems[0])

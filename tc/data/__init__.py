@@ -1,0 +1,24 @@
+"""Text: read it, split it by document into disjoint parts, cut and pack it to tokens."""
+
+from tc.data.documents import PARTS, Document
+from tc.data.packing import Packed, pack
+from tc.data.splits import Splits, config_problems, load_splits, prove_disjoint
+from tc.data.store import evaluation_windows, packed_part, write_tokens
+from tc.data.window import Window, collate, windows
+
+__all__ = [
+    "PARTS",
+    "Document",
+    "Packed",
+    "Splits",
+    "Window",
+    "collate",
+    "config_problems",
+    "evaluation_windows",
+    "load_splits",
+    "pack",
+    "packed_part",
+    "prove_disjoint",
+    "windows",
+    "write_tokens",
+]

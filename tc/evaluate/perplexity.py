@@ -1,0 +1,97 @@
+"""Perplexity of a causal LM on held-out windows.
+
+Shape letters: B batch, T tokens, W vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+import torch
+from transformers import PreTrainedModel
+
+from tc.data import Window, collate
+from tc.errors import TCError
+
+ROWS = 512
+"""Tokens whose logits are turned to losses at once."""
+
+
+@dataclass
+class Perplexity:
+    """A token-level perplexity.
+
+    Attributes:
+        perplexity: exp of the mean negative log-likelihood per counted token.
+        nll: that mean, in nats.
+        nll_stderr: its standard error over windows, each a cluster of tokens.
+        tokens: counted tokens.
+        windows: windows they stand in.
+    """
+
+    perplexity: float
+    nll: float
+    nll_stderr: float
+    tokens: int
+    windows: int
+
+    def to_dict(self) -> dict[str, float | int]:
+        """The fields as plain values."""
+        return asdict(self)
+
+
+@torch.no_grad()
+def perplexity(
+    model: PreTrainedModel,
+    windows: list[Window],
+    batch_sequences: int,
+    progress: Callable[[int], None] = lambda tokens: None,
+) -> Perplexity:
+    """Measures a model on windows; sums are float64.
+
+    Args:
+        model: a causal LM in evaluation mode.
+        windows: tokens, and which of them count.
+        batch_sequences: windows in a forward pass; the result does not depend on it but for rounding.
+        progress: told how many counted tokens each step has done.
+
+    Raises:
+        TCError: if a loss is not finite.
+    """
+    sums, counts = [], []
+    for start in range(0, len(windows), batch_sequences):
+        batch = collate(windows[start : start + batch_sequences], pad_id=0)
+        losses = _losses(model, batch)
+        counted = batch["counted"][:, 1:]
+        sums.append(torch.where(counted, losses, 0).sum(1))
+        counts.append(counted.sum(1))
+        progress(int(counted.sum()))
+    return _summary(torch.cat(sums), torch.cat(counts))
+
+
+def _losses(model: PreTrainedModel, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Negative log-likelihoods `[B, T - 1]`, float64, of each token but the first."""
+    ids, mask = (batch[name].to(model.device) for name in ("input_ids", "attention_mask"))
+    hidden = model.model(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
+    hidden, targets = hidden[:, :-1].flatten(0, 1), ids[:, 1:].flatten()
+    parts = [
+        torch.nn.functional.cross_entropy(model.lm_head(h).float(), t, reduction="none")
+        for h, t in zip(hidden.split(ROWS), targets.split(ROWS), strict=True)
+    ]
+    return torch.cat(parts).double().cpu().view(len(ids), -1)
+
+
+def _summary(sums: torch.Tensor, counts: torch.Tensor) -> Perplexity:
+    tokens = int(counts.sum())
+    nll = float(sums.sum()) / tokens
+    if not math.isfinite(nll):
+        raise TCError(
+            "the model gives NaN or infinite losses on held-out text; its weights or activations "
+            "overflow. Try teacher.dtype=float32."
+        )
+    # Ratio estimator over clusters: windows are independent draws, tokens of one are not.
+    residuals = sums - nll * counts
+    spread = residuals.square().sum() * len(sums) / max(1, len(sums) - 1)
+    return Perplexity(math.exp(nll), nll, float(spread.sqrt()) / tokens, tokens, len(sums))

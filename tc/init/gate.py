@@ -1,0 +1,92 @@
+"""The output gate and the value scale.
+
+Source: arXiv 2606.16429, Phase 1. Shape letters: N sequences, T tokens, H heads, V value dim, D model
+dim.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from tc.errors import TCError
+from tc.init.measure import outputs, read_outs
+from tc.stats import LayerBatch
+from tc.student.mixer import GatedDeltaNet
+
+
+@torch.no_grad()
+def silence_gate(mixer: GatedDeltaNet) -> None:
+    """g_proj = 0: silu(0) = 0, so the layer starts without a word."""
+    mixer.g_proj.weight.zero_()
+
+
+@torch.no_grad()
+def perturb_gate(
+    mixer: GatedDeltaNet, attention: nn.Module, batch: LayerBatch, gate_rms: float
+) -> None:
+    """g_proj = alpha W_V, alpha such that the layer's output has `gate_rms` of the teacher's RMS.
+
+    silu(alpha u) is close to alpha u / 2 for small alpha, so a few proportional steps find alpha.
+
+    Args:
+        mixer: changed in place.
+        attention: the teacher's attention module.
+        batch: calibration activations.
+        gate_rms: the wanted ratio, from 0 to 1.
+
+    Raises:
+        TCError: if no alpha gives that ratio.
+    """
+    mixer.g_proj.weight.copy_(mixer.v_proj.weight)
+    wanted = gate_rms * rms(attention.o_proj(batch.context))
+    for _ in range(12):
+        ratio = wanted / rms(outputs(mixer, batch)).clamp_min(1e-30)
+        mixer.g_proj.weight.mul_(ratio)
+        if abs(float(ratio) - 1) < 1e-3:
+            return
+    raise TCError(
+        f"init.gate=perturb: no gate gives init.gate_rms={gate_rms} of the teacher's output in layer "
+        f"{mixer.layer_idx}; take a smaller init.gate_rms, or init.gate=fla."
+    )
+
+
+@torch.no_grad()
+def scale_values(mixer: GatedDeltaNet, batch: LayerBatch) -> None:
+    """Scales head h of W_V by the least-squares factor from its read-out to the teacher's context.
+
+    As the paper states it. The RMSNorm behind the read-out cancels most of it again (SiLU is not
+    linear, so not all); `scale_read_out` is the form that does something.
+    """
+    factor = _factors(read_outs(mixer, batch), _contexts(mixer, batch))
+    mixer.v_proj.weight.unflatten(0, (mixer.num_heads, -1)).mul_(factor[:, None, None])
+    if mixer.form.qkv_bias:
+        mixer.v_proj.bias.unflatten(0, (mixer.num_heads, -1)).mul_(factor[:, None])
+
+
+@torch.no_grad()
+def scale_read_out(mixer: GatedDeltaNet, batch: LayerBatch) -> None:
+    """Scales head h of W_O by the least-squares factor from what it reads to the teacher's context.
+
+    Norm and gate are in the features, so nothing behind them can cancel the factor.
+    """
+    features = mixer.features(batch.x, read_outs(mixer, batch))
+    factor = _factors(features.unflatten(-1, (mixer.num_heads, -1)), _contexts(mixer, batch))
+    mixer.o_proj.weight.unflatten(1, (mixer.num_heads, -1)).mul_(factor[None, :, None])
+
+
+def rms(x: torch.Tensor) -> torch.Tensor:
+    """Root mean square over everything."""
+    return x.double().square().mean().sqrt()
+
+
+def _contexts(mixer: GatedDeltaNet, batch: LayerBatch) -> torch.Tensor:
+    return batch.context.unflatten(-1, (mixer.num_heads, -1))
+
+
+def _factors(student: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
+    """<teacher, student> / <student, student> of each head, `[N, T, H, V]` to `[H]`."""
+    dims = (0, 1, 3)
+    product = (teacher.double() * student.double()).sum(dims)
+    power = student.double().square().sum(dims)
+    return (product / power.clamp_min(torch.finfo(torch.float64).tiny)).to(student.dtype)

@@ -1,0 +1,507 @@
+"""The stages of a run, in order: the only file that knows them all."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import logging
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from omegaconf import DictConfig, OmegaConf
+from torch import nn
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from tc import ui
+from tc.align import align_layer
+from tc.artifacts import (
+    Manifest,
+    code_version,
+    find,
+    hash_of,
+    load_tensors,
+    require_space,
+    save_tensors,
+    writing,
+)
+from tc.check import require_layers, validate
+from tc.config import Accelerator, Config, science, typed
+from tc.curves import make_logger
+from tc.data import evaluation_windows, packed_part, write_tokens
+from tc.errors import TCError
+from tc.evaluate import perplexity
+from tc.init import (
+    form_of,
+    fresh_mixer,
+    initialise,
+    needs_activations,
+    relative_error,
+    set_gate,
+)
+from tc.meter import Meter
+from tc.plan import make_plan
+from tc.policy import converted_layers
+from tc.report import show_plan, show_summary
+from tc.run_folder import RunFolder
+from tc.stats import Calibration, LayerBatch, calibrate
+from tc.student.hybrid import build_student
+from tc.student.mixer import GatedDeltaNet, MixerForm, mixer_state
+from tc.teacher import Teacher, load_teacher, read_geometry
+
+log = logging.getLogger(__name__)
+
+
+def run(cfg: DictConfig, overrides: Sequence[str] = ()) -> float | None:
+    """Checks a configuration, and runs its stages or only prices them.
+
+    Args:
+        cfg: as composed by Hydra.
+        overrides: the command line, to find overrides that would be ignored.
+
+    Returns:
+        The student's perplexity, or None where it was not measured.
+
+    Raises:
+        TCError: for anything that the user can mend.
+    """
+    config = typed(cfg)
+    validate(config, overrides)
+    geometry = read_geometry(config.teacher)
+    require_layers(config, geometry)
+    if config.dry_run:
+        show_plan(OmegaConf.to_yaml(cfg, resolve=True), make_plan(config, geometry))
+        return None
+    folder = RunFolder(Path(config.run_dir), cfg, config.resume)
+    handler = folder.log_to_file()
+    try:
+        return Pipeline(config, folder, science(cfg)).run()
+    finally:
+        logging.getLogger("tc").removeHandler(handler)
+        handler.close()
+
+
+class Pipeline:
+    """One run: each stage finds its artifact in place, or makes it.
+
+    Args:
+        config: a valid configuration.
+        folder: the open run folder.
+        facts: the flat configuration that results follow from.
+    """
+
+    def __init__(self, config: Config, folder: RunFolder, facts: dict[str, Any]) -> None:
+        self.config, self.folder, self.facts = config, folder, facts
+        self.cache = Path(config.paths.cache_dir).expanduser()
+        self.metrics: dict[str, Any] = {}
+        self.shared: dict[str, Path] = {}
+        self.device = torch.device("cuda" if _use_gpu(config) else "cpu")
+        if config.trainer.threads:
+            torch.set_num_threads(config.trainer.threads)
+        _seed_everything(config.seed)
+
+    def run(self) -> float | None:
+        """Runs the stages that the configuration names, and reports."""
+        ui.say(f"[bold]{self.folder.path}[/bold]")
+        stages: dict[str, Callable[[], None]] = {
+            "data": self.data,
+            "calibrate": self.calibrate,
+            "initialise": self.initialise,
+            "align": self.align,
+            "student": self.student,
+            "evaluate": self.evaluate,
+        }
+        with Meter() as total:
+            for name, stage in stages.items():
+                if name in self.config.stages:
+                    log.info("stage %s", name)
+                    stage()
+        self._count("total", total.facts())
+        self._report()
+        return self.metrics.get("student/perplexity")
+
+    # ---- what the stages share -------------------------------------------------------------------
+
+    @cached_property
+    def teacher(self) -> Teacher:
+        """The teacher, on the run's device."""
+        ui.say(f"teacher: {self.config.teacher.name}")
+        with Meter() as meter:
+            teacher = load_teacher(self.config.teacher, self.cache)
+            teacher.model.to(self.device)
+        self._count("teacher", meter.facts())
+        return teacher
+
+    @cached_property
+    def converted(self) -> list[int]:
+        """The layers that become Gated DeltaNet."""
+        return converted_layers(self.config.policy, self.teacher.geometry.num_hidden_layers)
+
+    @cached_property
+    def form(self) -> MixerForm:
+        """The form of the mixers."""
+        attention = self.teacher.model.model.layers[0].self_attn
+        return form_of(attention, self.config.student, self.config.trainer.backend.value)
+
+    def attention(self, layer: int) -> nn.Module:
+        """A copy of a teacher layer's attention module in float32."""
+        return copy.deepcopy(self.teacher.model.model.layers[layer].self_attn).float()
+
+    def path(self, *names: str) -> Path:
+        """A path inside the run folder."""
+        return self.folder.path.joinpath(*names)
+
+    def _made_by(self, **facts: Any) -> dict[str, Any]:
+        return {**facts, "code": code_version()}
+
+    def _section(self, *groups: str) -> dict[str, Any]:
+        return {k: v for k, v in self.facts.items() if k.split(".")[0] in groups}
+
+    def _count(self, stage: str, facts: dict[str, Any]) -> None:
+        for name in ("seconds", "peak_rss_bytes"):
+            self.metrics[f"{stage}/{name}"] = facts[name]
+
+    def _stage(
+        self,
+        stage: str,
+        folder: Path,
+        made_by: dict[str, Any],
+        make: Callable[[Path], dict[str, Any]],
+    ) -> Manifest:
+        """Finds a stage's artifact, or makes it and measures that."""
+        wanted = Manifest(stage, made_by)
+        found = find(folder, wanted)
+        if found is None:
+            with writing(folder, wanted) as fresh, _measured(wanted):
+                wanted.info.update(make(fresh))
+        self._count(stage, (found or wanted).info)
+        self.metrics[f"{stage}/reused"] = found is not None
+        return found or wanted
+
+    # ---- data ------------------------------------------------------------------------------------
+
+    @cached_property
+    def _data_made_by(self) -> dict[str, Any]:
+        section = self._section("data", "eval", "seed")
+        section.pop("eval.batch_sequences", None)
+        return self._made_by(teacher=self.teacher.identity, **section)
+
+    def data(self) -> None:
+        """Reads, splits, tokenises and packs the text."""
+
+        def make(fresh: Path) -> dict[str, Any]:
+            cfg = self.config
+            return write_tokens(fresh, self.teacher.tokenizer, cfg.data, cfg.eval, cfg.seed)
+
+        manifest = self._stage("data", self.path("data"), self._data_made_by, make)
+        for name, value in manifest.info.items():
+            if name.endswith("_tokens"):
+                self.metrics[name] = value
+
+    @cached_property
+    def tokens(self) -> dict[str, torch.Tensor]:
+        """The run's token ids."""
+        self._require("data", self.path("data"), self._data_made_by)
+        return load_tensors(self.path("data", "tokens.safetensors"))
+
+    def _require(self, stage: str, folder: Path, made_by: dict[str, Any]) -> Manifest:
+        found = find(folder, Manifest(stage, made_by))
+        if found is None:
+            raise TCError(
+                f"stage {stage} has left nothing in {folder}; run it first: add it to stages=[...], "
+                "or leave stages= out."
+            )
+        return found
+
+    # ---- calibrate -------------------------------------------------------------------------------
+
+    @cached_property
+    def _calibration_made_by(self) -> dict[str, Any]:
+        ids = {k: v for k, v in self.tokens.items() if not k.startswith("evaluation")}
+        return self._made_by(teacher=self.teacher.identity, tokens=_digest(ids))
+
+    @property
+    def _calibration_folder(self) -> Path:
+        return self.cache / "calibrations" / hash_of(self._calibration_made_by)
+
+    def calibrate(self) -> None:
+        """Runs the teacher over the calibration tokens, once for all runs that share them."""
+        if not needs_activations(self.config.init) or not self.converted:
+            return
+        parts = {p: packed_part(self.tokens, p) for p in ("calibration", "selection")}
+
+        def make(fresh: Path) -> dict[str, Any]:
+            total = sum(p.num_tokens for p in parts.values())
+            with ui.progress("calibrate", total) as advance:
+                return calibrate(self.teacher.model, parts, fresh, advance)
+
+        folder = self._calibration_folder
+        self._stage("calibrate", folder, self._calibration_made_by, make)
+        self.shared["calibration"] = folder
+
+    @cached_property
+    def calibration(self) -> Calibration:
+        """The finished calibration."""
+        self._require("calibrate", self._calibration_folder, self._calibration_made_by)
+        return Calibration(self._calibration_folder)
+
+    def parts(self, layer: int) -> dict[str, LayerBatch]:
+        """A layer's activations on the run's device, in float32."""
+        return {p: b.to(self.device) for p, b in self.calibration.layer(layer).items()}
+
+    # ---- initialise and align: layer by layer ----------------------------------------------------
+
+    def _layers(
+        self,
+        stage: str,
+        made_by: dict[str, Any],
+        make: Callable[[int], tuple[GatedDeltaNet, dict[str, Any]]],
+    ) -> None:
+        """Makes the mixers that are not there yet, each an artifact of its own."""
+        infos, made = [], 0
+        with ui.progress(stage, len(self.converted), "layers") as advance:
+            for layer in self.converted:
+                folder = self._mixer_folder(stage, layer)
+                wanted = Manifest(stage, {**made_by, "layer": layer})
+                found = find(folder, wanted)
+                if found is None:
+                    made += 1
+                    with writing(folder, wanted) as fresh, _measured(wanted):
+                        mixer, info = make(layer)
+                        save_tensors(fresh / "mixer.safetensors", mixer_state(mixer))
+                        wanted.info.update(info)
+                infos.append((found or wanted).info)
+                advance(1)
+        if infos:
+            self._summarise(stage, infos, made)
+
+    def _summarise(self, stage: str, infos: list[dict[str, Any]], made: int) -> None:
+        seconds = sum(info["seconds"] for info in infos)
+        peak = max(info["peak_rss_bytes"] for info in infos)
+        self._count(stage, {"seconds": round(seconds, 3), "peak_rss_bytes": peak})
+        self.metrics[f"{stage}/reused"] = made == 0
+        errors = [info["error"] for info in infos if info.get("error") is not None]
+        if errors:
+            self.metrics[f"{stage}/relative_error"] = sum(errors) / len(errors)
+
+    def _mixer_folder(self, stage: str, layer: int) -> Path:
+        place = {"initialise": "init", "align": "align"}[stage]
+        return self.path(place, f"layer_{layer:03d}")
+
+    def mixer(self, stage: str, layer: int) -> GatedDeltaNet:
+        """A layer's mixer as a stage left it.
+
+        Raises:
+            TCError: if the stage has not made it.
+        """
+        made_by = {"initialise": self._init_made_by, "align": self._align_made_by}[stage]
+        folder = self._mixer_folder(stage, layer)
+        self._require(stage, folder, {**made_by, "layer": layer})
+        mixer = fresh_mixer(self.attention(layer), layer, self.form, self.config.seed)
+        mixer.load_state_dict(load_tensors(folder / "mixer.safetensors"))
+        return mixer
+
+    @cached_property
+    def _init_made_by(self) -> dict[str, Any]:
+        calibrated = needs_activations(self.config.init)
+        section = self._section("init", "student", "seed")
+        for ignored in ("init.name", "student.name", "init.align"):
+            section.pop(ignored)
+        return self._made_by(
+            teacher=self.teacher.identity,
+            form=self.form.to_dict(),
+            calibration=hash_of(self._calibration_made_by) if calibrated else None,
+            **section,
+        )
+
+    def initialise(self) -> None:
+        """Makes every mixer's start."""
+        calibrated = needs_activations(self.config.init)
+
+        def make(layer: int) -> tuple[GatedDeltaNet, dict[str, Any]]:
+            attention = self.attention(layer)
+            mixer = fresh_mixer(attention, layer, self.form, self.config.seed)
+            if not calibrated:
+                set_gate(mixer, attention, None, self.config.init)
+                return mixer, {}
+            parts = self.parts(layer)
+            statistics = self.calibration.statistics(layer)
+            info = initialise(mixer, attention, statistics, parts, self.config.init)
+            error = relative_error(mixer, attention, parts["selection"])
+            return mixer, {**info, "error": error}
+
+        self._layers("initialise", self._init_made_by, make)
+
+    @cached_property
+    def _align_made_by(self) -> dict[str, Any]:
+        return {**self._init_made_by, **self._section("align")}
+
+    def align(self) -> None:
+        """Aligns every mixer to its teacher layer."""
+        if not self.config.init.align:
+            return
+
+        def make(layer: int) -> tuple[GatedDeltaNet, dict[str, Any]]:
+            mixer = self.mixer("initialise", layer)
+            result = align_layer(
+                mixer,
+                self.attention(layer),
+                self.parts(layer),
+                self.config.align,
+                self.config.init,
+                self.config.seed,
+            )
+            log.info("layer %d: error %.4f -> %.4f", layer, result.before, result.after)
+            return mixer, {**asdict(result), "error": result.after}
+
+        self._layers("align", self._align_made_by, make)
+
+    # ---- student ---------------------------------------------------------------------------------
+
+    @property
+    def _last_stage(self) -> str:
+        return "align" if self.config.init.align else "initialise"
+
+    @cached_property
+    def _student_made_by(self) -> dict[str, Any]:
+        last = {"initialise": self._init_made_by, "align": self._align_made_by}[self._last_stage]
+        return {**last, "layers": self.converted}
+
+    def student(self) -> None:
+        """Puts the mixers into the teacher's model and saves it as a Hugging Face folder."""
+
+        def make(fresh: Path) -> dict[str, Any]:
+            mixers = {i: self.mixer(self._last_stage, i) for i in self.converted}
+            student = self._assemble(mixers)
+            size = sum(p.numel() * p.element_size() for p in student.parameters())
+            require_space(fresh, size, "saving the student")
+            student.save_pretrained(fresh)
+            self.teacher.tokenizer.save_pretrained(fresh)
+            return {"parameters": student.num_parameters()}
+
+        self._stage("student", self.path("student"), self._student_made_by, make)
+
+    def _assemble(self, mixers: dict[int, GatedDeltaNet]) -> PreTrainedModel:
+        provenance = {
+            "teacher": self.teacher.identity,
+            "init": self.config.init.name,
+            "seed": self.config.seed,
+        }
+        return build_student(self.teacher.model, mixers, provenance)
+
+    def load_student(self) -> PreTrainedModel:
+        """The saved student, as a user would load it."""
+        folder = self.path("student")
+        self._require("student", folder, self._student_made_by)
+        return AutoModelForCausalLM.from_pretrained(folder).to(self.device).eval()
+
+    def copy_only(self) -> PreTrainedModel:
+        """The student that only copies the projections, for comparison."""
+        mixers = {
+            i: fresh_mixer(self.attention(i), i, self.form, self.config.seed)
+            for i in self.converted
+        }
+        return self._assemble(mixers)
+
+    # ---- evaluate --------------------------------------------------------------------------------
+
+    def evaluate(self) -> None:
+        """Measures teacher, copy_only student and this student on the same held-out windows."""
+        common = {
+            "windows": _digest({k: v for k, v in self.tokens.items() if "evaluation" in k}),
+            "teacher": self.teacher.identity,
+        }
+        plain = self._made_by(
+            **common, form=self.form.to_dict(), layers=self.converted, seed=self.config.seed
+        )
+        models: list[tuple[str, Callable[[], PreTrainedModel], Path, dict[str, Any]]] = []
+        for name, model, made_by in (
+            ("teacher", lambda: self.teacher.model, self._made_by(**common)),
+            ("copy_only", self.copy_only, plain),
+        ):
+            models.append((name, model, self.cache / "evaluations" / hash_of(made_by), made_by))
+        student = {**common, **self._student_made_by}
+        models.append(("student", self.load_student, self.path("evaluate"), student))
+        infos = {n: self._evaluate(n, m, folder, made) for n, m, folder, made in models}
+        self._compare(infos)
+
+    def _evaluate(
+        self,
+        name: str,
+        model: Callable[[], PreTrainedModel],
+        folder: Path,
+        made_by: dict[str, Any],
+    ) -> dict[str, Any]:
+        kept = evaluation_windows(self.tokens)
+        total = sum(int(w.counted.sum()) for w in kept)
+
+        def make(_: Path) -> dict[str, Any]:
+            with ui.progress(f"perplexity of {name}", total) as advance:
+                batch = self.config.eval.batch_sequences
+                return perplexity(model(), kept, batch, advance).to_dict()
+
+        stage = f"evaluate_{name}"
+        return self._stage(stage, folder, made_by, make).info
+
+    def _compare(self, infos: dict[str, dict[str, Any]]) -> None:
+        for name, info in infos.items():
+            for key in ("perplexity", "nll", "nll_stderr"):
+                self.metrics[f"{name}/{key}"] = info[key]
+        ppl = {name: info["perplexity"] for name, info in infos.items()}
+        self.metrics["student/perplexity_zero_shot"] = ppl["student"]
+        self.metrics["student/perplexity_over_teacher"] = ppl["student"] / ppl["teacher"]
+        self.metrics["copy_only/perplexity_over_student"] = ppl["copy_only"] / ppl["student"]
+        self.metrics["evaluation_tokens"] = infos["student"]["tokens"]
+        seconds = sum(info["seconds"] for info in infos.values())
+        peak = max(info["peak_rss_bytes"] for info in infos.values())
+        self._count("evaluate", {"seconds": seconds, "peak_rss_bytes": peak})
+
+    # ---- report ----------------------------------------------------------------------------------
+
+    def _report(self) -> None:
+        self.folder.write_metrics(self.metrics)
+        self.folder.write_artifacts(self.shared)
+        logger = make_logger(self.config.logger, self.folder.path, self.facts)
+        for layer in self.converted if self.config.init.align else []:
+            folder = self._mixer_folder("align", layer)
+            manifest = find(folder, Manifest("align", {**self._align_made_by, "layer": layer}))
+            for step, error in manifest.info["history"] if manifest else []:
+                logger.log_metrics({"align/layer": layer, "align/held_out_error": error}, step)
+        logger.log_metrics({k: v for k, v in self.metrics.items() if isinstance(v, int | float)})
+        logger.finalize("success")
+        show_summary(self.metrics, self.folder.path)
+
+
+@contextmanager
+def _measured(manifest: Manifest) -> Iterator[None]:
+    """Puts wall time and peak memory of what it encloses into a manifest's info."""
+    with Meter() as meter:
+        yield
+    manifest.info.update(meter.facts())
+
+
+def _digest(tensors: dict[str, torch.Tensor]) -> str:
+    """Hash of tensors' names and contents."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        digest.update(name.encode() + str(tuple(tensors[name].shape)).encode())
+        digest.update(tensors[name].contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _use_gpu(config: Config) -> bool:
+    wanted = config.trainer.accelerator
+    return wanted is not Accelerator.cpu and torch.cuda.is_available()
+
+
+def _seed_everything(seed: int) -> None:
+    """Every random choice has a generator of its own; this is for libraries that have none."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)

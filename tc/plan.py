@@ -1,0 +1,153 @@
+"""What a configuration would do and cost, before anything is loaded."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+
+from tc.config import Accelerator, Config, GeometryConfig
+from tc.init import needs_activations
+from tc.policy import converted_layers, kept_layers
+from tc.student.mixer import GatedDeltaNet, MixerForm
+
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+PROGRAM_BYTES = 900_000_000
+"""Python with torch and transformers, and what allocators hold on to; measured on a CPU."""
+
+
+@dataclass
+class Plan:
+    """A priced configuration.
+
+    Attributes:
+        geometry: the teacher's sizes.
+        kept: layers that keep attention.
+        converted: layers that become Gated DeltaNet.
+        mixer_parameters: of one mixer, in FLA's form.
+        student_parameters: of the whole student.
+        memory_bytes: estimated peak.
+        disk_bytes: estimated size of what is written.
+        flops: estimated arithmetic.
+        seconds: estimated wall time at the speed of this machine's matrix products, or None where
+            the wanted device is not here.
+    """
+
+    geometry: GeometryConfig
+    kept: list[int]
+    converted: list[int]
+    mixer_parameters: int
+    student_parameters: int
+    memory_bytes: int
+    disk_bytes: int
+    flops: float
+    seconds: float | None
+
+
+def make_plan(config: Config, geometry: GeometryConfig) -> Plan:
+    """Prices a configuration for a teacher of the given sizes."""
+    converted = converted_layers(config.policy, geometry.num_hidden_layers)
+    mixer = mixer_parameters(geometry, config.student.use_gate)
+    student = geometry.parameters + len(converted) * (mixer - attention_parameters(geometry))
+    flops = _flops(config, geometry, len(converted), mixer)
+    rate = matmul_rate(config)
+    return Plan(
+        geometry=geometry,
+        kept=kept_layers(config.policy, geometry.num_hidden_layers),
+        converted=converted,
+        mixer_parameters=mixer,
+        student_parameters=student,
+        memory_bytes=_memory(config, geometry, student, mixer),
+        disk_bytes=_disk(config, geometry, student, len(converted) * mixer),
+        flops=flops,
+        seconds=None if rate is None else flops / rate,
+    )
+
+
+def mixer_parameters(geometry: GeometryConfig, use_gate: bool) -> int:
+    """Parameters of one mixer."""
+    with torch.device("meta"):
+        mixer = GatedDeltaNet(
+            geometry.hidden_size,
+            geometry.num_attention_heads,
+            geometry.head_dim,
+            0,
+            MixerForm(use_gate=use_gate),
+        )
+    return sum(p.numel() for p in mixer.parameters())
+
+
+def attention_parameters(geometry: GeometryConfig) -> int:
+    """Weights of one attention module, without biases and norms."""
+    heads = 2 * (geometry.num_attention_heads + geometry.num_key_value_heads)
+    return heads * geometry.head_dim * geometry.hidden_size
+
+
+def _context(geometry: GeometryConfig) -> int:
+    return geometry.num_attention_heads * geometry.head_dim
+
+
+def _tokens(config: Config) -> int:
+    return config.data.calibration_tokens + config.data.selection_tokens
+
+
+def _memory(config: Config, geometry: GeometryConfig, student: int, mixer: int) -> int:
+    """The larger of what aligning a layer and what evaluating the saved student hold."""
+    size = BYTES[config.teacher.dtype.value]
+    teacher = geometry.parameters * size
+    widths = geometry.hidden_size + _context(geometry)
+    activations = 4 * _tokens(config) * widths * 2  # as read, and in float32
+    # Weights, gradient, two moments and the best state, in float32; a batch's intermediates.
+    training = 4 * 5 * mixer + 4 * config.align.batch_sequences * config.data.sequence_length * (
+        12 * widths
+    )
+    evaluating = student * size + 4 * config.eval.batch_sequences * config.eval.context * (
+        8 * geometry.hidden_size
+    )
+    stage = max(activations + training if needs_activations(config.init) else 0, evaluating)
+    return PROGRAM_BYTES + teacher + stage
+
+
+def _disk(config: Config, geometry: GeometryConfig, student: int, mixers: int) -> int:
+    size = BYTES[config.teacher.dtype.value]
+    width = geometry.hidden_size + _context(geometry)
+    captured = geometry.num_hidden_layers * _tokens(config) * width * size
+    saved = student * size + 4 * mixers * (1 + config.init.align)
+    return saved + (captured if needs_activations(config.init) else 0)
+
+
+def _flops(config: Config, geometry: GeometryConfig, converted: int, mixer: int) -> float:
+    """Multiply-adds count twice; attention scores and the recurrence are left out."""
+    align, data = config.align, config.data
+    evaluate = 3 * 2 * geometry.parameters * config.eval.tokens
+    if not needs_activations(config.init):
+        return float(evaluate)
+    calibrate = 2 * geometry.parameters * _tokens(config)
+    passes = 3 * _tokens(config)  # gate, features for the read-out, the error
+    gram = 2 * _context(geometry) * (_context(geometry) + geometry.hidden_size) * _tokens(config)
+    initialise = converted * (2 * mixer * passes + gram)
+    steps = align.steps * align.batch_sequences * data.sequence_length
+    checks = (align.steps // align.check_every + 2) * data.selection_tokens
+    train = converted * 2 * mixer * (3 * steps + checks) if config.init.align else 0
+    return float(evaluate + calibrate + initialise + train)
+
+
+def matmul_rate(config: Config) -> float | None:
+    """Floating-point operations per second that a float32 matrix product reaches here.
+
+    Half of it is taken: norms, the recurrence and small products run slower than large ones. None
+    where the configuration wants a GPU and there is none.
+    """
+    has_gpu = torch.cuda.is_available()
+    if config.trainer.accelerator is Accelerator.gpu and not has_gpu:
+        return None
+    use_gpu = has_gpu and config.trainer.accelerator is not Accelerator.cpu
+    x = torch.ones(1024, 1024, device="cuda" if use_gpu else "cpu")
+    best = float("inf")
+    for _ in range(4):
+        start = time.perf_counter()
+        float((x @ x)[0, 0])  # reading a value waits for the device
+        best = min(best, time.perf_counter() - start)
+    return 0.5 * 2 * 1024**3 / best

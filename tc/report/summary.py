@@ -1,0 +1,83 @@
+"""The tables at the end of a run and of a dry run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tc import ui
+from tc.plan import Plan
+
+STAGES = ("teacher", "data", "calibrate", "initialise", "align", "student", "evaluate", "total")
+
+
+def show_summary(metrics: dict[str, Any], run_dir: Path) -> None:
+    """Prints stages, perplexities and the next command.
+
+    Args:
+        metrics: the flat metrics of the run.
+        run_dir: the run folder.
+    """
+    ui.table("stages", ["stage", "wall time", "peak memory", ""], _stage_rows(metrics))
+    if "student/perplexity" in metrics:
+        title = f"perplexity on {metrics['evaluation_tokens']:,} held-out tokens"
+        ui.table(title, ["model", "perplexity", "standard error", "x teacher"], _ppl_rows(metrics))
+        ratio = metrics["copy_only/perplexity_over_student"]
+        ui.say(f"The student's perplexity is {ratio:,.1f} times below that of copy_only.")
+    student = run_dir / "student"
+    if (student / "config.json").is_file():
+        ui.say(f"\nstudent: {student}\nnext, let it speak:\n\n{_next_command(student)}\n")
+
+
+def _stage_rows(metrics: dict[str, Any]) -> list[list[Any]]:
+    rows = []
+    for stage in STAGES:
+        if f"{stage}/seconds" in metrics:
+            wall = ui.duration(metrics[f"{stage}/seconds"])
+            peak = ui.size(metrics[f"{stage}/peak_rss_bytes"])
+            note = "found, not redone" if metrics.get(f"{stage}/reused") else ""
+            rows.append([stage, wall, peak, note])
+    return rows
+
+
+def _ppl_rows(metrics: dict[str, Any]) -> list[list[Any]]:
+    rows = []
+    for name in ("teacher", "copy_only", "student"):
+        value = metrics[f"{name}/perplexity"]
+        # The error of a mean log-likelihood is a relative error of its exponential.
+        error = value * metrics[f"{name}/nll_stderr"]
+        ratio = value / metrics["teacher/perplexity"]
+        rows.append([name, f"{value:,.2f}", f"{error:,.2g}", f"{ratio:,.2f}"])
+    return rows
+
+
+def _next_command(student: Path) -> str:
+    return (
+        f"    python -c \"import tc, transformers; p = transformers.pipeline('text-generation', "
+        f"'{student}'); print(p('My fellow Americans,', max_new_tokens=40)[0]['generated_text'])\""
+    )
+
+
+def show_plan(yaml: str, plan: Plan) -> None:
+    """Prints a resolved configuration and what it would do and cost."""
+    ui.show_config(yaml)
+    sizes = plan.geometry
+    seconds = "unknown: the wanted device is not here"
+    if plan.seconds is not None:
+        seconds = f"about {ui.duration(plan.seconds)}, besides reading and writing"
+    rows = [
+        ["layers that keep attention", _listed(plan.kept)],
+        ["layers that are converted", _listed(plan.converted)],
+        ["teacher parameters", f"{sizes.parameters:,}"],
+        ["student parameters", f"{plan.student_parameters:,}"],
+        ["parameters of a mixer", f"{plan.mixer_parameters:,}"],
+        ["memory", f"about {ui.size(plan.memory_bytes)}"],
+        ["disk", f"about {ui.size(plan.disk_bytes)}"],
+        ["arithmetic", f"about {plan.flops:.2g} floating-point operations"],
+        ["time on this machine", seconds],
+    ]
+    ui.table("plan (nothing was loaded or written)", ["", "value"], rows)
+
+
+def _listed(layers: list[int]) -> str:
+    return f"{len(layers)}: {', '.join(map(str, layers))}" if layers else "none"

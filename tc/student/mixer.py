@@ -250,3 +250,8 @@ def document_starts(position_ids: torch.Tensor | None, batch: int) -> torch.Tens
     if not breaks.any():
         return None
     return F.pad(breaks, (1, 0), value=True).expand(batch, -1)
+
+
+def mixer_state(mixer: GatedDeltaNet) -> dict[str, torch.Tensor]:
+    """A mixer's weights as plain tensors on the CPU."""
+    return {name: value.detach().cpu() for name, value in mixer.state_dict().items()}

@@ -54,8 +54,13 @@ class Manifest:
 
 def hash_of(value: Any) -> str:
     """Hashes a JSON-like value; equal values give equal hashes on every machine."""
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), default=str)
+    text = json.dumps(_plain(value), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _plain(value: Any) -> Any:
+    """A value as it will be once it has been written as JSON and read again."""
+    return json.loads(json.dumps(value, default=str))
 
 
 def hash_file(path: Path) -> str:
@@ -121,6 +126,8 @@ def replacing(path: Path) -> Iterator[Path]:
         try:
             fresh = holder / path.name
             yield fresh
+            if not fresh.exists():
+                raise FileNotFoundError(f"{fresh} was never made, so {path} is left as it was")
             if path.is_dir():
                 os.replace(path, holder / "old")
             os.replace(fresh, path)
@@ -217,7 +224,9 @@ def find(folder: Path, wanted: Manifest) -> Manifest | None:
         return None
     if found.key != wanted.key:
         raise one_message(
-            differences(found.made_by, wanted.made_by),
+            differences(
+                {"kind": found.kind, **found.made_by}, {"kind": wanted.kind, **wanted.made_by}
+            ),
             f"{folder} was made by another configuration or code (there -> here). "
             "Take another run_dir, or resume=false to begin anew:",
         )
@@ -227,10 +236,11 @@ def find(folder: Path, wanted: Manifest) -> Manifest | None:
 
 def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
     """One line for each key whose values differ."""
+    there, here = _plain(there), _plain(here)
     return [
         f"{key}: {there.get(key, 'absent')} -> {here.get(key, 'absent')}"
         for key in sorted({*there, *here})
-        if there.get(key) != json.loads(json.dumps(here.get(key), default=str))
+        if key not in there or key not in here or there[key] != here[key]
     ]
 
 
@@ -242,7 +252,9 @@ class StreamedTensors:
         layout: dtype and shape of each tensor by name.
     """
 
-    def __init__(self, path: Path, layout: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> None:
+    def __init__(
+        self, path: Path, layout: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
+    ) -> None:
         names = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
         header, end = {}, 0
         self._next: dict[str, int] = {}

@@ -72,11 +72,12 @@ class WriteGate(Enum):
 
 
 class OutputGate(Enum):
-    """How the output gate starts: as FLA draws it, silent, or a small copy of the values."""
+    """How the output gate starts: as FLA draws it, silent, a small copy of the values, or open."""
 
     fla = "fla"
     zero = "zero"
     perturb = "perturb"
+    open = "open"
 
 
 class ValueScale(Enum):
@@ -307,16 +308,16 @@ class AlignConfig:
     """
 
     name: str = MISSING
-    steps: int = 60
-    batch_sequences: int = 4
+    steps: int = 48
+    batch_sequences: int = 2
     lr_projections: float = 1e-3
-    lr_dynamics: float = 1e-3
+    lr_dynamics: float = 1e-2
     weight_decay: float = 0.0
     schedule: Schedule = Schedule.cosine
     warmup_steps: int = 0
     gradient_clip: float | None = 1.0
-    check_every: int = 10
-    resolve_read_out: bool = False
+    check_every: int = 12
+    resolve_read_out: bool = True
 
 
 @dataclass

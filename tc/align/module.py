@@ -1,6 +1,7 @@
 """Layer-local alignment: a mixer learns its teacher layer's output on the teacher's own inputs.
 
-Source: arXiv 2606.16429, Phase 2. Shape letters: B batch, T tokens, H heads, V value dim, D model dim.
+Source: arXiv 2606.16429, Phase 2. Shape letters: B batch, T tokens, H heads, V value dim, D
+model dim.
 """
 
 from __future__ import annotations
@@ -92,8 +93,9 @@ def parameter_groups(mixer: GatedDeltaNet, cfg: AlignConfig) -> list[dict[str, A
 
 
 class BestState(L.Callback):
-    """Keeps the weights with the smallest held-out error: those that were measured, before the next
-    step changes them.
+    """Keeps the weights with the smallest held-out error.
+
+    They are copied where they are measured, before the next step changes them.
 
     Attributes:
         error: the smallest error.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import warnings
 from collections.abc import Iterator
@@ -67,6 +68,8 @@ def align_layer(
     with _quiet_lightning():
         trainer = _trainer(cfg, best, mixer)
         trainer.fit(module, _loader(parts["calibration"], cfg, seed + mixer.layer_idx))
+        del trainer, module
+        gc.collect()  # the two refer to each other, and hold a layer's activations
     mixer.load_state_dict(best.state)
     mixer.requires_grad_(False)
     after = best.error

@@ -54,7 +54,8 @@ def perplexity(
     Args:
         model: a causal LM in evaluation mode.
         windows: tokens, and which of them count.
-        batch_sequences: windows in a forward pass; the result does not depend on it but for rounding.
+        batch_sequences: windows in a forward pass; but for rounding the result does not depend on
+            it.
         progress: told how many counted tokens each step has done.
 
     Raises:

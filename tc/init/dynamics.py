@@ -56,9 +56,7 @@ def set_decay(mixer: GatedDeltaNet, half_life: torch.Tensor) -> None:
 
 
 @torch.no_grad()
-def set_write_gate(
-    mixer: GatedDeltaNet, concentration: torch.Tensor, mean_x: torch.Tensor
-) -> None:
+def set_write_gate(mixer: GatedDeltaNet, concentration: torch.Tensor, mean_x: torch.Tensor) -> None:
     """b_proj such that the mean logit over tokens is logit(beta*), beta* = 0.3 + 0.4 c.
 
     Args:
@@ -83,9 +81,9 @@ def set_mean(weight: torch.Tensor, mean_x: torch.Tensor, target: torch.Tensor) -
 
     Args:
         weight: `[H, D]`.
-        mean_x: `[D]`, not zero.
-        target: `[H]`.
+        mean_x: `[D]`, not zero, on the weight's device.
+        target: `[H]`, on any device.
     """
     mean = mean_x.double()
-    gap = target.double() - weight.double() @ mean
+    gap = target.to(mean) - weight.double() @ mean
     weight.add_((gap[:, None] * mean / mean.square().sum()).to(weight.dtype))

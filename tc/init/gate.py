@@ -1,7 +1,7 @@
 """The output gate and the value scale.
 
-Source: arXiv 2606.16429, Phase 1. Shape letters: N sequences, T tokens, H heads, V value dim, D model
-dim.
+Source: arXiv 2606.16429, Phase 1. Shape letters: N sequences, T tokens, H heads, V value dim, D
+model dim.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from tc.errors import TCError
-from tc.init.measure import outputs, read_outs
+from tc.init.dynamics import set_mean
+from tc.init.measure import SEQUENCES, outputs, read_outs
 from tc.stats import LayerBatch
 from tc.student.mixer import GatedDeltaNet
 
@@ -19,6 +20,21 @@ from tc.student.mixer import GatedDeltaNet
 def silence_gate(mixer: GatedDeltaNet) -> None:
     """g_proj = 0: silu(0) = 0, so the layer starts without a word."""
     mixer.g_proj.weight.zero_()
+
+
+@torch.no_grad()
+def open_gate(mixer: GatedDeltaNet, mean_x: torch.Tensor) -> None:
+    """g_proj such that every gate's mean logit is 1, where silu is nearly linear and not small.
+
+    A gate that varies around zero multiplies the read-out by noise of either sign, which no linear
+    read-out can undo; one that varies around a constant lets it through.
+
+    Args:
+        mixer: changed in place.
+        mean_x: the mean input over calibration tokens `[D]`.
+    """
+    weight = mixer.g_proj.weight
+    set_mean(weight, mean_x, torch.ones(len(weight), device=weight.device))
 
 
 @torch.no_grad()
@@ -39,6 +55,7 @@ def perturb_gate(
         TCError: if no alpha gives that ratio.
     """
     mixer.g_proj.weight.copy_(mixer.v_proj.weight)
+    batch = batch[:SEQUENCES]  # an RMS needs no more
     wanted = gate_rms * rms(attention.o_proj(batch.context))
     for _ in range(12):
         ratio = wanted / rms(outputs(mixer, batch)).clamp_min(1e-30)
@@ -46,8 +63,8 @@ def perturb_gate(
         if abs(float(ratio) - 1) < 1e-3:
             return
     raise TCError(
-        f"init.gate=perturb: no gate gives init.gate_rms={gate_rms} of the teacher's output in layer "
-        f"{mixer.layer_idx}; take a smaller init.gate_rms, or init.gate=fla."
+        f"init.gate=perturb: no gate gives init.gate_rms={gate_rms} of the teacher's output in "
+        f"layer {mixer.layer_idx}; take a smaller init.gate_rms, or init.gate=fla."
     )
 
 

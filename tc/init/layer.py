@@ -7,7 +7,7 @@ from torch import nn
 
 from tc.config import Decay, InitConfig, OutputGate, ReadOut, ValueScale, WriteGate
 from tc.init.dynamics import centre_rows, concentrations, half_lives, set_decay, set_write_gate
-from tc.init.gate import perturb_gate, scale_read_out, scale_values, silence_gate
+from tc.init.gate import open_gate, perturb_gate, scale_read_out, scale_values, silence_gate
 from tc.init.projections import copy_projections
 from tc.init.read_out import solve_read_out
 from tc.stats import LayerBatch
@@ -22,15 +22,13 @@ def needs_activations(cfg: InitConfig) -> bool:
         cfg.align
         or cfg.decay is Decay.half_life
         or cfg.write_gate is WriteGate.entropy
-        or cfg.gate is OutputGate.perturb
+        or cfg.gate in (OutputGate.open, OutputGate.perturb)
         or cfg.value_scale is not ValueScale.none
         or cfg.read_out is ReadOut.ridge
     )
 
 
-def fresh_mixer(
-    attention: nn.Module, layer_idx: int, form: MixerForm, seed: int
-) -> GatedDeltaNet:
+def fresh_mixer(attention: nn.Module, layer_idx: int, form: MixerForm, seed: int) -> GatedDeltaNet:
     """A mixer with the teacher's projections and FLA's random dynamics (`copy_only`).
 
     The draw depends on seed and layer alone, so a layer starts alike under every policy.
@@ -98,6 +96,9 @@ def set_gate(
     """Applies the output gate's start alone, in place."""
     if cfg.gate is OutputGate.zero:
         silence_gate(mixer)
+    elif cfg.gate is OutputGate.open:
+        assert calibration is not None
+        open_gate(mixer, calibration.x.double().mean((0, 1)))
     elif cfg.gate is OutputGate.perturb:
         assert calibration is not None
         perturb_gate(mixer, attention, calibration, cfg.gate_rms)

@@ -7,7 +7,7 @@ For a real token t with attention p_tj over the tokens j of its own document:
 - plain: distance sum_j p_tj (t - j); entropy -sum_j p_tj log p_tj, in nats; means over all rows.
 - without sinks: the document's first token is left out and the row renormalised. A head that rests
   on the first token says little in such a row, so rows weigh by the mass that is left. The entropy
-  is divided by log(n) of the n keys that are left (rows with n < 2 have none), so it lies in [0, 1].
+  is divided by log(n) of the n keys that are left (rows with n < 2 have none): it is in [0, 1].
 
 (arXiv 2606.16429, Phase 1, decay and write gate; the published code counts the sink as distance and
 does not normalise the entropy.)
@@ -64,25 +64,18 @@ class AttentionStatistics:
             scaling: factor of the scores.
         """
         B, H, T, _ = query.shape
-        sees = causal(T, query.device) if mask is None else mask[:, 0].expand(B, T, T)
-        key = key.repeat_interleave(H // key.shape[1], dim=1)
-        first = _first_seen(sees)
+        # In float32, as SDPA accumulates them: half-precision scores would be rounded here only.
+        key = key.repeat_interleave(H // key.shape[1], dim=1).float()
         for start in range(0, T, BLOCK):
             rows = slice(start, min(start + BLOCK, T))
-            scores = (query[:, :, rows] @ key.mT).float() * scaling
-            self._add_block(layer, scores, sees[..., rows, :], first[..., rows], start)
+            sees = _causal(rows, T, query.device) if mask is None else mask[:, 0, rows]
+            scores = query[:, :, rows].float() @ key.mT * scaling
+            self._add_block(layer, scores, sees.expand(B, -1, T), start)
 
-    def _add_block(
-        self,
-        layer: int,
-        scores: torch.Tensor,
-        sees: torch.Tensor,
-        first: torch.Tensor,
-        start: int,
-    ) -> None:
-        """Adds scores `[B, H, Q, T]` of queries from `start` on; `sees` `[1 or B, Q, T]`."""
-        B, _, Q, T = scores.shape
-        sees, first = sees.expand(B, Q, T)[:, None], first.expand(B, Q)[:, None]
+    def _add_block(self, layer: int, scores: torch.Tensor, sees: torch.Tensor, start: int) -> None:
+        """Adds scores `[B, H, Q, T]` of queries from `start` on; `sees` `[B, Q, T]`."""
+        Q, T = scores.shape[2:]
+        first, sees = _first_seen(sees)[:, None], sees[:, None]
         query = torch.arange(start, start + Q, device=scores.device)
         key = torch.arange(T, device=scores.device)
         real = sees[..., query - start, query]
@@ -94,7 +87,8 @@ class AttentionStatistics:
 
         is_sink = key == first[..., None]
         sink = (p * is_sink).sum(-1)
-        free = (1 - sink).clamp_min(0)
+        # Not 1 - sink, which rounds to nothing where the sink has nearly all of the mass.
+        free = p.masked_fill(is_sink, 0).sum(-1)
         number = sees.sum(-1) - 1
         # -sum over j of (p/m) log(p/m), times m for the weight: m log m - sum p log p.
         free_sum = -p_log_p.masked_fill(is_sink, 0).sum(-1) + torch.special.xlogy(free, free)
@@ -139,11 +133,12 @@ class AttentionStatistics:
         return means
 
 
-def causal(num_tokens: int, device: torch.device | None = None) -> torch.Tensor:
-    """The plain causal mask, bool `[1, T, T]`."""
-    return torch.ones(1, num_tokens, num_tokens, dtype=torch.bool, device=device).tril()
+def _causal(rows: slice, num_tokens: int, device: torch.device) -> torch.Tensor:
+    """The rows of a block of the plain causal mask, bool `[1, Q, T]`."""
+    query = torch.arange(rows.start, rows.stop, device=device)
+    return torch.arange(num_tokens, device=device) <= query[None, :, None]
 
 
 def _first_seen(sees: torch.Tensor) -> torch.Tensor:
-    """The first key that each query sees, `[1 or B, T]`: its document's first token."""
+    """The first key that each query sees, `[B, Q]`: its document's first token."""
     return sees.to(torch.int8).argmax(-1)

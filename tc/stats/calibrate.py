@@ -1,7 +1,7 @@
 """One pass over the calibration tokens: what every init needs of the teacher, on disk.
 
-The statistics of the attention are a few numbers a head. Inputs and contexts of each layer go to one
-file a layer as they come, so that memory holds one batch whatever the number of tokens.
+The statistics of the attention are a few numbers a head. Inputs and contexts of each layer go to
+one file a layer as they come, so that memory holds one batch whatever the number of tokens.
 
 Shape letters: N sequences, B batch, T tokens, L layers, H query heads, V value dim, D model dim.
 """
@@ -9,6 +9,7 @@ Shape letters: N sequences, B batch, T tokens, L layers, H query heads, V value 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -110,15 +111,13 @@ def calibrate(
     per_layer = sum(torch.Size(s).numel() * d.itemsize for d, s in layout.values())
     require_space(folder, per_layer * config.num_hidden_layers, "calibration")
     statistics = AttentionStatistics(config.num_hidden_layers, config.num_attention_heads)
-    with disk_errors(folder):
+    with disk_errors(folder), ExitStack() as stack:
         paths = [layer_file(folder, i) for i in range(config.num_hidden_layers)]
-        files = [StreamedTensors(path, layout) for path in paths]
+        files = [stack.enter_context(closing(StreamedTensors(path, layout))) for path in paths]
         for part in PARTS:
             gather = statistics if part == "calibration" else None
             _run(model, parts[part], Recorder(files, part, gather), progress)
-        for file in files:
-            assert file.is_complete
-            file.close()
+        assert all(file.is_complete for file in files)
         save_tensors(folder / "statistics.safetensors", statistics.means())
         starts = {part: _starts(parts[part]).to(torch.uint8) for part in PARTS}
         save_tensors(folder / "starts.safetensors", starts)
@@ -177,8 +176,8 @@ class Calibration:
         for name, value in tensors.items():
             if not value.isfinite().all():
                 raise TCError(
-                    f"the teacher's activations {name!r} hold NaN or infinity in layer {layer}. Try "
-                    "teacher.dtype=float32, or another checkpoint."
+                    f"the teacher's activations {name!r} hold NaN or infinity in layer {layer}. "
+                    "Try teacher.dtype=float32, or another checkpoint."
                 )
         starts = load_tensors(self.folder / "starts.safetensors")
         return {

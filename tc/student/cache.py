@@ -13,16 +13,22 @@ class RecurrentLayer(LinearAttentionLayer, CacheLayerMixin):
     sizes), so that a student with no attention left generates as well.
     """
 
+    # The count of tokens is a plain number, which a compiled graph would be made anew for.
+    is_compileable = False
+
     def __init__(self) -> None:
         LinearAttentionLayer.__init__(self)
         self.num_tokens = 0
 
     def store(self, state: torch.Tensor, num_tokens: int) -> None:
-        """Keeps the state after `num_tokens` more tokens."""
-        if not self.is_recurrent_states_initialized[0]:
-            self.device = state.device
-        self.update_recurrent_state(state)
-        self.has_previous_state[0] = True
+        """Keeps the state after `num_tokens` more tokens.
+
+        The tensor itself, not a copy into the last one: that may belong to another batch size, and
+        to a graph that is yet to be differentiated.
+        """
+        self.device, self.dtype = state.device, state.dtype
+        self.recurrent_states[0] = state
+        self.is_recurrent_states_initialized[0] = self.has_previous_state[0] = True
         self.num_tokens += num_tokens
 
     @property

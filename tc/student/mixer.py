@@ -235,9 +235,8 @@ def token_mask(
         )
     new = slice(seen, seen + num_tokens)
     if attention_mask.dim() == 2:
-        own = attention_mask[:, new]
-    else:
-        own = attention_mask[:, 0, :, new].diagonal(dim1=-2, dim2=-1)
+        return attention_mask[:, new].bool().expand(batch, num_tokens)
+    own = attention_mask[:, 0, :, new].diagonal(dim1=-2, dim2=-1)
     real = own >= 0 if own.is_floating_point() else own.bool()
     return real.expand(batch, num_tokens)
 

@@ -33,8 +33,10 @@ class Observer(Protocol):
         mask: torch.Tensor | None,
         scaling: float,
     ) -> None:
-        """Rotated queries `[B, H, T, K]` and keys `[B, J, T, K]`; mask bool `[B, 1, T, T]`, None for
-        plainly causal."""
+        """Rotated queries `[B, H, T, K]` and keys `[B, J, T, K]`.
+
+        The mask is bool `[B, 1, T, T]`, or None for plainly causal.
+        """
 
     def on_context(self, layer: int, context: torch.Tensor) -> None:
         """The heads' weighted values, which o_proj reads, `[B, T, H V]`."""
@@ -63,7 +65,6 @@ def capture(
             position_ids=position_ids,
             attention_mask=attention_mask,
             use_cache=False,
-            observer=observer,
         )
 
 
@@ -81,8 +82,9 @@ def capturing(model: PreTrainedModel, observer: Observer) -> Iterator[None]:
 
 
 def _hooks(layer: int, attention: nn.Module, observer: Observer) -> Iterator[Any]:
-    def before_attention(_: nn.Module, args: tuple, kwargs: dict) -> None:
+    def before_attention(_: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         observer.on_input(layer, args[0] if args else kwargs["hidden_states"])
+        return args, {**kwargs, "observer": observer}
 
     def before_output(_: nn.Module, args: tuple) -> None:
         observer.on_context(layer, args[0])

@@ -67,10 +67,11 @@ def _missing(file: GgufFile) -> list[str]:
 
 def _uneven(file: GgufFile) -> list[str]:
     keys = [*SIZES.values(), EPSILON, "attention.head_count_kv"]
+    values = {key: file.model_header.get(key, 1) for key in keys}
     return [
-        f"{key} is {file.model_header.get(key)!r}; only one positive number for all layers is allowed"
-        for key in keys
-        if not _positive(file.model_header.get(key, 1))
+        f"{key} is {value!r}; only one positive number for all layers is allowed"
+        for key, value in values.items()
+        if not _positive(value)
     ]
 
 
@@ -80,9 +81,9 @@ def _positive(value: object) -> bool:
 
 def head_dim_of(file: GgufFile) -> int:
     """Channels of a query head."""
-    heads = file.model_header.get("attention.head_count")
-    implied = file.model_header.get("embedding_length") // heads
-    return int(file.model_header.get("attention.key_length", implied))
+    header = file.model_header
+    implied = header["embedding_length"] // header["attention.head_count"]
+    return int(header.get("attention.key_length", implied))
 
 
 def _unrepresentable(file: GgufFile) -> list[str]:
@@ -116,11 +117,12 @@ def _rope_problems(file: GgufFile) -> list[str]:
 
 def _fields(file: GgufFile) -> dict[str, Any]:
     """The keyword arguments of the configuration."""
-    heads, head_dim = file.model_header.get("attention.head_count"), head_dim_of(file)
-    fields = {name: int(file.model_header.get(key)) for name, key in SIZES.items()}
+    header, head_dim = file.model_header, head_dim_of(file)
+    heads = header["attention.head_count"]
+    fields: dict[str, Any] = {name: int(header[key]) for name, key in SIZES.items()}
     fields |= {
-        "num_key_value_heads": int(file.model_header.get("attention.head_count_kv", heads)),
-        "rms_norm_eps": _shortest(file.model_header.get(EPSILON)),
+        "num_key_value_heads": int(header.get("attention.head_count_kv", heads)),
+        "rms_norm_eps": _shortest(header[EPSILON]),
         # The header's vocab_size is optional and has been wrong; the embedding has the last word.
         "vocab_size": int(file.tensors["token_embd.weight"].shape[-1]),
         "tie_word_embeddings": "output.weight" not in file.tensors,

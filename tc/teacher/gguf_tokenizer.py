@@ -50,7 +50,7 @@ def tokenizer_of(file: GgufFile) -> PreTrainedTokenizerFast:
         tokenizer_object=backend_of(file, special["bos"], special["eos"]),
         **{f"{name}_token": token for name, token in special.items() if token is not None},
         chat_template=file.header.get("tokenizer.chat_template"),
-        model_max_length=int(file.model_header.get("context_length")),
+        model_max_length=int(file.model_header["context_length"]),
         clean_up_tokenization_spaces=False,
     )
 

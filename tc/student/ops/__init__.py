@@ -70,15 +70,16 @@ def gated_delta_rule(
     Raises:
         ValueError: for shapes that do not fit, or an unknown back end.
     """
-    _check_shapes(q, k, v, g, beta, initial_state)
-    if use_qk_l2norm_in_kernel:
-        q, k = l2norm(q), l2norm(k)
-    q, k = (_expand_heads(x, v.shape[2]) for x in (q, k))
+    _check_shapes(q, k, v, g, beta, initial_state, mask, resets)
     if mask is not None:
-        # Contents of pads are dropped before anything is multiplied: a NaN there stays there.
+        # Contents of pads are dropped before anything is multiplied: a NaN there stays there, and
+        # its gradient is zero.
         pad = ~mask[:, :, None]
         g, beta = g.masked_fill(pad, 0), beta.masked_fill(pad, 0)
         q, k, v = (x.masked_fill(pad[..., None], 0) for x in (q, k, v))
+    if use_qk_l2norm_in_kernel:
+        q, k = l2norm(q), l2norm(k)
+    q, k = (_expand_heads(x, v.shape[2]) for x in (q, k))
     if scale is None:
         scale = q.shape[-1] ** -0.5
     run = BACKENDS[_choose(backend, q)]
@@ -114,6 +115,8 @@ def _check_shapes(
     g: torch.Tensor,
     beta: torch.Tensor,
     state: torch.Tensor | None,
+    mask: torch.Tensor | None,
+    resets: torch.Tensor | None,
 ) -> None:
     B, T, H, V = v.shape
     wrong = {
@@ -122,12 +125,15 @@ def _check_shapes(
         "g": g.shape != (B, T, H),
         "beta": beta.shape != (B, T, H),
         "initial_state": state is not None and state.shape != (B, H, q.shape[-1], V),
+        "mask": mask is not None and mask.shape != (B, T),
+        "resets": resets is not None and resets.shape != (B, T),
     }
     bad = [name for name, is_wrong in wrong.items() if is_wrong]
     if bad:
         shapes = {"q": q, "k": k, "v": v, "g": g, "beta": beta, "initial_state": state}
+        shapes |= {"mask": mask, "resets": resets}
         seen = ", ".join(f"{n} {list(x.shape)}" for n, x in shapes.items() if x is not None)
         raise ValueError(
             f"{' and '.join(bad)} does not fit: {seen}; wanted q, k [B, T, H', K], v [B, T, H, V], "
-            "g, beta [B, T, H], initial_state [B, H, K, V], H a multiple of H'"
+            "g, beta [B, T, H], initial_state [B, H, K, V], mask, resets [B, T], H a multiple of H'"
         )

@@ -39,11 +39,11 @@ def chunk_gated_delta_rule(
     T, V = v.shape[1], v.shape[-1]
     S = empty_state(q, v, initial_state)
     dtype = compute_dtype(v)
-    q, k, v, g, beta = (_chunked(x.to(dtype)) for x in (q * scale, k, v, g, beta))
-    G = g.cumsum(-1)
+    q, k, v, g, beta = (_chunked(x.to(dtype)) for x in (q, k, v, g, beta))
+    q = q * scale
     same, carried, kept = _documents(resets, q)
-    D = _decay(G, same)
-    from_start = (G.exp() * carried)[..., None]
+    D = _decay(g, same)
+    from_start = (g.cumsum(-1).exp() * carried)[..., None]
     to_end = (D[..., -1, :] * kept)[..., None]
 
     A = (k @ k.mT) * D * beta[..., None]
@@ -73,16 +73,19 @@ def _chunked(x: torch.Tensor) -> torch.Tensor:
     return x.unflatten(2, (-1, C))
 
 
-def _decay(G: torch.Tensor, same: torch.Tensor | None) -> torch.Tensor:
-    """D_ij = exp(G_i - G_j) where token i sees token j, else 0; `[B, H, N, C, C]`.
+def _decay(g: torch.Tensor, same: torch.Tensor | None) -> torch.Tensor:
+    """D_ij = exp(g_{j+1} + ... + g_i) where token i sees token j, else 0; `[B, H, N, C, C]`.
 
-    Masked before the exponential, so that no discarded term can overflow.
+    Summed pair by pair: in the difference of two running sums a strong decay would drown the small
+    ones after it, and the gradient of g. Masked before the exponential, so that no discarded term
+    can overflow.
     """
-    C = G.shape[-1]
-    sees = torch.ones(C, C, dtype=torch.bool, device=G.device).tril()
+    C = g.shape[-1]
+    sees = torch.ones(C, C, dtype=torch.bool, device=g.device).tril()
+    total = g[..., :, None].expand(*g.shape, C).masked_fill(~sees.tril(-1), 0).cumsum(-2)
     if same is not None:
         sees = sees & same
-    return (G[..., :, None] - G[..., None, :]).masked_fill(~sees, -torch.inf).exp()
+    return total.masked_fill(~sees, -torch.inf).exp()
 
 
 def _documents(

@@ -1,4 +1,4 @@
-"""The entry point: compose a configuration, run it, print one message where it cannot be run."""
+"""The entry point: compose a configuration and run it; one message where that cannot be done."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import sys
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
 from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
 
 from tc.config import register
 from tc.errors import TCError
@@ -20,18 +22,37 @@ def main(cfg: DictConfig) -> float | None:
     """Runs one configuration; a sweeper minimises what is returned."""
     from tc.pipeline import run
 
-    overrides = list(HydraConfig.get().overrides.task)
-    if os.environ.get("HYDRA_FULL_ERROR") == "1":
-        return run(cfg, overrides)
     try:
-        return run(cfg, overrides)
+        return run(cfg, list(HydraConfig.get().overrides.task))
     except TCError as error:
-        print(f"\nerror: {error}", file=sys.stderr)
-        sys.exit(1)
+        # Here and not below, so that each failed job of a sweep says why.
+        print(f"\nerror: {error}\n", file=sys.stderr)
+        raise
+
+
+def reasons(error: BaseException) -> list[str]:
+    """What lies behind a refused override: Hydra names the override, its cause the value or key."""
+    cause = error.__cause__
+    return [] if cause is None else [f"  {str(cause).splitlines()[0]}", *reasons(cause)]
+
+
+def run_main() -> int:
+    """Runs `main`; tracebacks of what the user can mend are shown under HYDRA_FULL_ERROR=1 only."""
+    wants_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # else Hydra prints and exits before we see the error
+    try:
+        main()
+    except (TCError, HydraException, OmegaConfBaseException) as error:
+        if wants_traceback:
+            raise
+        if not isinstance(error, TCError):
+            print("\n".join(["error: " + str(error), *reasons(error)]), file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
-        print("\nstopped; the same command continues where it was.", file=sys.stderr)
-        sys.exit(130)
+        print("\nstopped; the same command continues where it was", file=sys.stderr)
+        return 130
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_main())

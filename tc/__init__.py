@@ -7,4 +7,4 @@ it can be: nothing that needs a GPU is imported.
 
 __version__ = "0.1.0"
 
-from tc.student import hybrid as _hybrid  # noqa: F401,E402 - registers the student classes
+from tc.student import hybrid as _hybrid  # noqa: F401 - registers the student classes

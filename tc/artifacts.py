@@ -15,6 +15,7 @@ import math
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -69,12 +70,25 @@ def hash_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+ROOMS = ("teacher", "data", "stats", "student", "init", "align", "evaluate")
+"""The rooms that results follow from, lowest first; a lower one never imports a higher one."""
+
+BELOW_ALL = ("config.py", "artifacts.py")
+
+
 @functools.cache
-def code_version() -> str:
-    """Hash of this package's source, so that no artifact of other code is taken for one of ours."""
+def code_version(room: str) -> str:
+    """Hash of the source of a room and of those below it.
+
+    It is part of every artifact's key, so that no result of other code is taken for one of ours;
+    code above a room cannot change what it makes, and does not count.
+    """
     root = Path(__file__).parent
+    rooms = ROOMS[: ROOMS.index(room) + 1]
+    paths = [root / name for name in BELOW_ALL]
+    paths += [path for name in rooms for path in sorted((root / name).rglob("*.py"))]
     digest = hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
+    for path in paths:
         digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]
 
@@ -183,9 +197,16 @@ def writing(folder: Path, manifest: Manifest) -> Iterator[Path]:
         fresh.mkdir()
         yield fresh
         for path in sorted(p for p in fresh.rglob("*") if p.is_file()):
+            path.chmod(0o666 & ~_umask())  # safetensors writes for its owner alone
             facts = {"sha256": hash_file(path), "bytes": path.stat().st_size}
             manifest.files[str(path.relative_to(fresh))] = facts
         (fresh / MANIFEST).write_text(json.dumps(asdict(manifest), indent=2, default=str) + "\n")
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
 
 
 def read_manifest(folder: Path) -> Manifest | None:
@@ -271,7 +292,7 @@ class StreamedTensors:
 
     def append(self, name: str, rows: torch.Tensor) -> None:
         """Adds rows to the end of a tensor; their dtype must be the tensor's."""
-        data = rows.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+        data: Any = rows.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
         assert self._next[name] + data.size <= self._end[name], f"{name}: more rows than announced"
         self._file.seek(self._base + self._next[name])
         self._file.write(data)
@@ -301,3 +322,16 @@ def require_space(path: Path, num_bytes: int, what: str) -> None:
             "Free some space, choose another folder (run_dir=..., paths.cache_dir=...), or take "
             "fewer tokens (data.calibration_tokens=...)."
         )
+
+
+def touch(folder: Path) -> None:
+    """Marks a shared artifact as used now."""
+    os.utime(Path(folder) / MANIFEST)
+
+
+def forget_unused(parent: Path, days: float) -> None:
+    """Removes the artifacts of a shared folder that no run has used for so many days."""
+    oldest = time.time() - days * 86400
+    for manifest in Path(parent).glob(f"*/{MANIFEST}"):
+        if manifest.stat().st_mtime < oldest:
+            shutil.rmtree(manifest.parent, ignore_errors=True)

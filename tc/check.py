@@ -17,8 +17,9 @@ from tc.config import (
     ReadOut,
     TeacherSource,
 )
-from tc.data import config_problems
+from tc.data import config_problems, missing_sources
 from tc.errors import TCError, one_message
+from tc.teacher.embedded import embedded_path
 
 AT_LEAST = {
     "seed": 0,
@@ -82,14 +83,20 @@ REQUIRED = {
 
 def _teacher(config: Config) -> Iterator[str]:
     teacher = config.teacher
-    for name in REQUIRED[teacher.source]:
-        if not getattr(teacher, name):
-            yield f"teacher.{name} has no value; teacher.source={teacher.source.value} needs one"
+    lacking = [name for name in REQUIRED[teacher.source] if not getattr(teacher, name)]
+    for name in lacking:
+        yield f"teacher.{name} has no value; teacher.source={teacher.source.value} needs one"
+    if teacher.source is TeacherSource.embedded and not lacking:
+        try:
+            embedded_path(teacher)
+        except TCError as error:
+            yield str(error)
 
 
 def _data(config: Config) -> Iterator[str]:
     data = config.data
-    yield from config_problems(data)
+    problems = config_problems(data)
+    yield from problems or missing_sources(data)
     for name in ("calibration_tokens", "selection_tokens"):
         tokens = getattr(data, name)
         if tokens < data.sequence_length:

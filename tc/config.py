@@ -286,7 +286,7 @@ class InitConfig:
     value_scale: ValueScale = ValueScale.none
     sinks: Sinks = Sinks.drop
     read_out: ReadOut = ReadOut.copy
-    ridge: list[float] = field(default_factory=lambda: [1e-4, 1e-3, 1e-2, 1e-1])
+    ridge: list[float] = field(default_factory=lambda: [1e-3, 1e-2, 1e-1, 1.0, 10.0])
     align: bool = False
 
 
@@ -379,10 +379,13 @@ class PathsConfig:
     Attributes:
         output_dir: run folders are made below it.
         cache_dir: converted teachers and captured activations, shared by runs.
+        cache_days: captured activations (gigabytes) that no run has used for so many days are
+            removed when a run captures new ones.
     """
 
     output_dir: str = "out"
     cache_dir: str = MISSING
+    cache_days: float = 7.0
 
 
 @dataclass

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import torch
 from omegaconf import DictConfig, OmegaConf
-from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tc import ui
@@ -25,10 +24,12 @@ from tc.artifacts import (
     Manifest,
     code_version,
     find,
+    forget_unused,
     hash_of,
     load_tensors,
     require_space,
     save_tensors,
+    touch,
     writing,
 )
 from tc.check import require_layers, validate
@@ -54,6 +55,7 @@ from tc.stats import Calibration, LayerBatch, calibrate
 from tc.student.hybrid import build_student
 from tc.student.mixer import GatedDeltaNet, MixerForm, mixer_state
 from tc.teacher import Teacher, load_teacher, read_geometry
+from tc.teacher.attention import Attention
 
 log = logging.getLogger(__name__)
 
@@ -104,6 +106,7 @@ class Pipeline:
         self.device = torch.device("cuda" if _use_gpu(config) else "cpu")
         if config.trainer.threads:
             torch.set_num_threads(config.trainer.threads)
+        self.logger = make_logger(config.logger, folder.path, facts)
         _seed_everything(config.seed)
 
     def run(self) -> float | None:
@@ -149,16 +152,13 @@ class Pipeline:
         attention = self.teacher.model.model.layers[0].self_attn
         return form_of(attention, self.config.student, self.config.trainer.backend.value)
 
-    def attention(self, layer: int) -> nn.Module:
+    def attention(self, layer: int) -> Attention:
         """A copy of a teacher layer's attention module in float32."""
         return copy.deepcopy(self.teacher.model.model.layers[layer].self_attn).float()
 
     def path(self, *names: str) -> Path:
         """A path inside the run folder."""
         return self.folder.path.joinpath(*names)
-
-    def _made_by(self, **facts: Any) -> dict[str, Any]:
-        return {**facts, "code": code_version()}
 
     def _section(self, *groups: str) -> dict[str, Any]:
         return {k: v for k, v in self.facts.items() if k.split(".")[0] in groups}
@@ -190,7 +190,7 @@ class Pipeline:
     def _data_made_by(self) -> dict[str, Any]:
         section = self._section("data", "eval", "seed")
         section.pop("eval.batch_sequences", None)
-        return self._made_by(teacher=self.teacher.identity, **section)
+        return {"teacher": self.teacher.identity, "code": code_version("data"), **section}
 
     def data(self) -> None:
         """Reads, splits, tokenises and packs the text."""
@@ -214,8 +214,8 @@ class Pipeline:
         found = find(folder, Manifest(stage, made_by))
         if found is None:
             raise TCError(
-                f"stage {stage} has left nothing in {folder}; run it first: add it to stages=[...], "
-                "or leave stages= out."
+                f"stage {stage} has left nothing in {folder}; run it first: add it to "
+                "stages=[...], or leave stages= out."
             )
         return found
 
@@ -224,7 +224,11 @@ class Pipeline:
     @cached_property
     def _calibration_made_by(self) -> dict[str, Any]:
         ids = {k: v for k, v in self.tokens.items() if not k.startswith("evaluation")}
-        return self._made_by(teacher=self.teacher.identity, tokens=_digest(ids))
+        return {
+            "teacher": self.teacher.identity,
+            "tokens": _digest(ids),
+            "code": code_version("stats"),
+        }
 
     @property
     def _calibration_folder(self) -> Path:
@@ -237,12 +241,14 @@ class Pipeline:
         parts = {p: packed_part(self.tokens, p) for p in ("calibration", "selection")}
 
         def make(fresh: Path) -> dict[str, Any]:
+            forget_unused(folder.parent, self.config.paths.cache_days)
             total = sum(p.num_tokens for p in parts.values())
             with ui.progress("calibrate", total) as advance:
                 return calibrate(self.teacher.model, parts, fresh, advance)
 
         folder = self._calibration_folder
         self._stage("calibrate", folder, self._calibration_made_by, make)
+        touch(folder)
         self.shared["calibration"] = folder
 
     @cached_property
@@ -313,12 +319,13 @@ class Pipeline:
         section = self._section("init", "student", "seed")
         for ignored in ("init.name", "student.name", "init.align"):
             section.pop(ignored)
-        return self._made_by(
-            teacher=self.teacher.identity,
-            form=self.form.to_dict(),
-            calibration=hash_of(self._calibration_made_by) if calibrated else None,
+        return {
+            "teacher": self.teacher.identity,
+            "form": self.form.to_dict(),
+            "calibration": hash_of(self._calibration_made_by) if calibrated else None,
+            "code": code_version("init"),
             **section,
-        )
+        }
 
     def initialise(self) -> None:
         """Makes every mixer's start."""
@@ -340,7 +347,9 @@ class Pipeline:
 
     @cached_property
     def _align_made_by(self) -> dict[str, Any]:
-        return {**self._init_made_by, **self._section("align")}
+        section = self._section("align")
+        section.pop("align.name")
+        return {**self._init_made_by, **section, "code": code_version("align")}
 
     def align(self) -> None:
         """Aligns every mixer to its teacher layer."""
@@ -416,17 +425,21 @@ class Pipeline:
         common = {
             "windows": _digest({k: v for k, v in self.tokens.items() if "evaluation" in k}),
             "teacher": self.teacher.identity,
+            "code": code_version("evaluate"),
         }
-        plain = self._made_by(
-            **common, form=self.form.to_dict(), layers=self.converted, seed=self.config.seed
-        )
+        plain = {
+            **common,
+            "form": self.form.to_dict(),
+            "layers": self.converted,
+            "seed": self.config.seed,
+        }
         models: list[tuple[str, Callable[[], PreTrainedModel], Path, dict[str, Any]]] = []
         for name, model, made_by in (
-            ("teacher", lambda: self.teacher.model, self._made_by(**common)),
+            ("teacher", lambda: self.teacher.model, common),
             ("copy_only", self.copy_only, plain),
         ):
             models.append((name, model, self.cache / "evaluations" / hash_of(made_by), made_by))
-        student = {**common, **self._student_made_by}
+        student = {**self._student_made_by, **common}
         models.append(("student", self.load_student, self.path("evaluate"), student))
         infos = {n: self._evaluate(n, m, folder, made) for n, m, folder, made in models}
         self._compare(infos)
@@ -467,7 +480,7 @@ class Pipeline:
     def _report(self) -> None:
         self.folder.write_metrics(self.metrics)
         self.folder.write_artifacts(self.shared)
-        logger = make_logger(self.config.logger, self.folder.path, self.facts)
+        logger = self.logger
         for layer in self.converted if self.config.init.align else []:
             folder = self._mixer_folder("align", layer)
             manifest = find(folder, Manifest("align", {**self._align_made_by, "layer": layer}))

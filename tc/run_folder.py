@@ -19,6 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from tc.artifacts import (
     MANIFEST,
+    ROOMS,
     code_version,
     differences,
     disk_errors,
@@ -78,8 +79,8 @@ class RunFolder:
             if changed and resume:
                 raise one_message(
                     changed,
-                    f"{self.path} holds a run of another configuration (there -> here). Take another "
-                    "run_dir, or resume=false to begin anew there:",
+                    f"{self.path} holds a run of another configuration (there -> here). Take "
+                    "another run_dir, or resume=false to begin anew there:",
                 )
         elif self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
             raise TCError(
@@ -136,7 +137,7 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
         "packages": {name: _version(name) for name in PACKAGES},
-        "code": code_version(),
+        "code": code_version(ROOMS[-1]),
         "git_commit": git("rev-parse", "HEAD"),
         "git_dirty": bool(git("status", "--porcelain")),
         "cpu": _cpu_name(),

@@ -19,6 +19,7 @@ from tc.init import relative_error
 from tc.init.measure import features
 from tc.stats import LayerBatch
 from tc.student.mixer import GatedDeltaNet, mixer_state
+from tc.teacher.attention import Attention
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
 
@@ -36,7 +37,7 @@ class LayerAlignment(L.LightningModule):
     def __init__(
         self,
         mixer: GatedDeltaNet,
-        attention: nn.Module,
+        attention: Attention,
         selection: LayerBatch,
         cfg: AlignConfig,
     ) -> None:
@@ -65,7 +66,7 @@ class LayerAlignment(L.LightningModule):
         """The relative error on selection tokens of the mixer as it is now."""
         return relative_error(self.mixer, *self._outside)
 
-    def configure_optimizers(self) -> dict[str, Any]:
+    def configure_optimizers(self) -> Any:
         """AdamW by `parameter_groups`, and the schedule."""
         optimizer = torch.optim.AdamW(parameter_groups(self.mixer, self.cfg))
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, self._factor)
@@ -122,6 +123,7 @@ class BestState(L.Callback):
             self._measure(step, pl_module)
 
     def _measure(self, step: int, module: L.LightningModule) -> None:
+        assert isinstance(module, LayerAlignment)
         error = module.held_out_error()
         self.history.append((step, error))
         if error < self.error:

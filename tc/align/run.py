@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import lightning as L
 import torch
-from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from tc.align.module import BestState, LayerAlignment
@@ -20,6 +19,7 @@ from tc.init import relative_error, solve_read_out
 from tc.init.layer import LARGEST_SEED
 from tc.stats import LayerBatch
 from tc.student.mixer import GatedDeltaNet
+from tc.teacher.attention import Attention
 
 
 @dataclass
@@ -41,7 +41,7 @@ class Aligned:
 
 def align_layer(
     mixer: GatedDeltaNet,
-    attention: nn.Module,
+    attention: Attention,
     parts: dict[str, LayerBatch],
     cfg: AlignConfig,
     init: InitConfig,
@@ -80,7 +80,7 @@ def align_layer(
 
 def _resolve(
     mixer: GatedDeltaNet,
-    attention: nn.Module,
+    attention: Attention,
     parts: dict[str, LayerBatch],
     strengths: list[float],
     best: BestState,

@@ -2,7 +2,13 @@
 
 from tc.data.documents import PARTS, Document
 from tc.data.packing import Packed, pack
-from tc.data.splits import Splits, config_problems, load_splits, prove_disjoint
+from tc.data.splits import (
+    Splits,
+    config_problems,
+    load_splits,
+    missing_sources,
+    prove_disjoint,
+)
 from tc.data.store import evaluation_windows, packed_part, write_tokens
 from tc.data.window import Window, collate, windows
 
@@ -16,6 +22,7 @@ __all__ = [
     "config_problems",
     "evaluation_windows",
     "load_splits",
+    "missing_sources",
     "pack",
     "packed_part",
     "prove_disjoint",

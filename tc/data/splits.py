@@ -11,9 +11,9 @@ from typing import Any
 from tc.artifacts import hash_of
 from tc.config import DataConfig, DataKind
 from tc.data.documents import PARTS, REQUIRED, Document
-from tc.data.files import read_files
+from tc.data.files import expand, read_files
 from tc.data.hub import read_hub
-from tc.data.speeches import read_speeches
+from tc.data.speeches import read_speeches, speeches_folder
 from tc.errors import TCError, one_message
 
 ALWAYS_USED = {
@@ -95,6 +95,20 @@ def prove_disjoint(splits: Splits) -> None:
 def config_problems(cfg: DataConfig) -> list[str]:
     """What is wrong with a data configuration, a line each; nothing is read for it."""
     return [*_source_problems(cfg), *_ignored(cfg), *_share_problems(cfg), *_number_problems(cfg)]
+
+
+def missing_sources(cfg: DataConfig) -> list[str]:
+    """What a data configuration names that is not there, a line each; names are looked at only."""
+    if cfg.kind is DataKind.speeches:
+        try:
+            speeches_folder()
+        except TCError as error:
+            return [str(error)]
+    if cfg.kind is not DataKind.files:
+        return []
+    keys = ["path"] if not _by_name(cfg) else list(PARTS)
+    given = [(f"data.{key}", getattr(cfg, key)) for key in keys if getattr(cfg, key)]
+    return [problem for key, patterns in given for problem in expand(patterns, key)[1]]
 
 
 def _by_name(cfg: DataConfig) -> bool:

@@ -32,8 +32,8 @@ def write_tokens(
     """Reads, splits, tokenises and packs the text of a run.
 
     Writes `tokens.safetensors` (for each packed part `<part>_ids` and `<part>_positions`, and
-    `evaluation_ids`, `evaluation_mask`, `evaluation_counted`, each `[N, T]`) and `splits.json`, which
-    names every document of every part by its hash.
+    `evaluation_ids`, `evaluation_mask`, `evaluation_counted`, each `[N, T]`) and `splits.json`,
+    which names every document of every part by its hash.
 
     Returns:
         The number of tokens of each part; for `evaluation` those that count.

@@ -93,6 +93,6 @@ def _summary(sums: torch.Tensor, counts: torch.Tensor) -> Perplexity:
             "overflow. Try teacher.dtype=float32."
         )
     # Ratio estimator over clusters: windows are independent draws, tokens of one are not.
-    residuals = sums - nll * counts
+    residuals = sums - nll * counts.double()
     spread = residuals.square().sum() * len(sums) / max(1, len(sums) - 1)
     return Perplexity(math.exp(nll), nll, float(spread.sqrt()) / tokens, tokens, len(sums))

@@ -7,13 +7,13 @@ model dim.
 from __future__ import annotations
 
 import torch
-from torch import nn
 
 from tc.errors import TCError
 from tc.init.dynamics import set_mean
 from tc.init.measure import SEQUENCES, outputs, read_outs
 from tc.stats import LayerBatch
 from tc.student.mixer import GatedDeltaNet
+from tc.teacher.attention import Attention
 
 
 @torch.no_grad()
@@ -39,7 +39,7 @@ def open_gate(mixer: GatedDeltaNet, mean_x: torch.Tensor) -> None:
 
 @torch.no_grad()
 def perturb_gate(
-    mixer: GatedDeltaNet, attention: nn.Module, batch: LayerBatch, gate_rms: float
+    mixer: GatedDeltaNet, attention: Attention, batch: LayerBatch, gate_rms: float
 ) -> None:
     """g_proj = alpha W_V, alpha such that the layer's output has `gate_rms` of the teacher's RMS.
 

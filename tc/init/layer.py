@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
 
 from tc.config import Decay, InitConfig, OutputGate, ReadOut, ValueScale, WriteGate
 from tc.init.dynamics import centre_rows, concentrations, half_lives, set_decay, set_write_gate
@@ -12,6 +11,7 @@ from tc.init.projections import copy_projections
 from tc.init.read_out import solve_read_out
 from tc.stats import LayerBatch
 from tc.student.mixer import GatedDeltaNet, MixerForm
+from tc.teacher.attention import Attention
 
 LARGEST_SEED = 2**63 - 1
 
@@ -28,7 +28,7 @@ def needs_activations(cfg: InitConfig) -> bool:
     )
 
 
-def fresh_mixer(attention: nn.Module, layer_idx: int, form: MixerForm, seed: int) -> GatedDeltaNet:
+def fresh_mixer(attention: Attention, layer_idx: int, form: MixerForm, seed: int) -> GatedDeltaNet:
     """A mixer with the teacher's projections and FLA's random dynamics (`copy_only`).
 
     The draw depends on seed and layer alone, so a layer starts alike under every policy.
@@ -55,7 +55,7 @@ def fresh_mixer(attention: nn.Module, layer_idx: int, form: MixerForm, seed: int
 
 def initialise(
     mixer: GatedDeltaNet,
-    attention: nn.Module,
+    attention: Attention,
     statistics: dict[str, torch.Tensor],
     parts: dict[str, LayerBatch],
     cfg: InitConfig,
@@ -91,7 +91,7 @@ def initialise(
 
 
 def set_gate(
-    mixer: GatedDeltaNet, attention: nn.Module, calibration: LayerBatch | None, cfg: InitConfig
+    mixer: GatedDeltaNet, attention: Attention, calibration: LayerBatch | None, cfg: InitConfig
 ) -> None:
     """Applies the output gate's start alone, in place."""
     if cfg.gate is OutputGate.zero:

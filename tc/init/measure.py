@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from torch import nn
 
 from tc.stats import LayerBatch
 from tc.student.mixer import GatedDeltaNet
+from tc.teacher.attention import Attention
 
 SEQUENCES = 8
 """Sequences that go through a mixer at once, which bounds the memory."""
@@ -41,7 +41,7 @@ def outputs(mixer: GatedDeltaNet, batch: LayerBatch) -> torch.Tensor:
 
 
 @torch.no_grad()
-def relative_error(mixer: GatedDeltaNet, attention: nn.Module, batch: LayerBatch) -> float:
+def relative_error(mixer: GatedDeltaNet, attention: Attention, batch: LayerBatch) -> float:
     """||student - teacher||^2 / ||teacher||^2 of a layer's output over all tokens."""
     gap, power = 0.0, 0.0
     for part in batches(batch):

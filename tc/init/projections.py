@@ -6,13 +6,13 @@ Shape letters: H query heads, J key/value heads, K head dim, D model dim.
 from __future__ import annotations
 
 import torch
-from torch import nn
 
 from tc.config import StudentConfig
 from tc.student.mixer import GatedDeltaNet, MixerForm
+from tc.teacher.attention import Attention, head_norm
 
 
-def form_of(attention: nn.Module, cfg: StudentConfig, backend: str) -> MixerForm:
+def form_of(attention: Attention, cfg: StudentConfig, backend: str) -> MixerForm:
     """The form of a mixer that carries what its teacher has, as far as `cfg` wants it.
 
     Args:
@@ -20,7 +20,7 @@ def form_of(attention: nn.Module, cfg: StudentConfig, backend: str) -> MixerForm
         cfg: whether biases, norms and the gate are wanted.
         backend: which gated delta rule runs.
     """
-    q_norm = getattr(attention, "q_norm", None) if cfg.carry_qk_norm else None
+    q_norm = head_norm(attention, "q_norm") if cfg.carry_qk_norm else None
     return MixerForm(
         qkv_bias=cfg.carry_bias and attention.q_proj.bias is not None,
         o_bias=cfg.carry_bias and attention.o_proj.bias is not None,
@@ -43,7 +43,7 @@ def expand_heads(weight: torch.Tensor, num_heads: int, head_dim: int) -> torch.T
 
 
 @torch.no_grad()
-def copy_projections(mixer: GatedDeltaNet, attention: nn.Module) -> None:
+def copy_projections(mixer: GatedDeltaNet, attention: Attention) -> None:
     """W_Q, W_K, W_V and W_O of the teacher, with the biases and norms that the mixer's form has.
 
     Q and O are copied, K and V expanded head by head (arXiv 2606.16429, copy init). The mixer's
@@ -61,6 +61,7 @@ def copy_projections(mixer: GatedDeltaNet, attention: nn.Module) -> None:
             getattr(mixer, name).bias.copy_(expand_heads(getattr(attention, name).bias, H, K))
     if form.o_bias:
         mixer.o_proj.bias.copy_(attention.o_proj.bias)
-    if form.qk_norm:
-        mixer.q_norm.weight.copy_(attention.q_norm.weight)
-        mixer.k_norm.weight.copy_(attention.k_norm.weight)
+    for name in ("q_norm", "k_norm") if form.qk_norm else ():
+        norm = head_norm(attention, name)
+        assert norm is not None
+        getattr(mixer, name).weight.copy_(norm.weight)

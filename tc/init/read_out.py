@@ -13,12 +13,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import nn
 
 from tc.errors import TCError
 from tc.init.measure import batches, features
 from tc.stats import LayerBatch
 from tc.student.mixer import GatedDeltaNet
+from tc.teacher.attention import Attention
 
 
 @dataclass
@@ -36,7 +36,7 @@ class Gram:
 
 
 @torch.no_grad()
-def gram(mixer: GatedDeltaNet, attention: nn.Module, batch: LayerBatch) -> Gram:
+def gram(mixer: GatedDeltaNet, attention: Attention, batch: LayerBatch) -> Gram:
     """Gathers the Gram matrices of a layer; a bias of o_proj is one more constant feature."""
     width = mixer.o_proj.in_features + mixer.form.o_bias
     total = torch.zeros(width, width, dtype=torch.float64, device=batch.x.device)
@@ -56,7 +56,7 @@ def gram(mixer: GatedDeltaNet, attention: nn.Module, batch: LayerBatch) -> Gram:
 @torch.no_grad()
 def solve_read_out(
     mixer: GatedDeltaNet,
-    attention: nn.Module,
+    attention: Attention,
     calibration: LayerBatch,
     selection: LayerBatch,
     strengths: list[float],

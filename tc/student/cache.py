@@ -11,14 +11,14 @@ class RecurrentLayer(LinearAttentionLayer, CacheLayerMixin):
 
     It answers the questions that `transformers` asks of a layer with keys and values (length, mask
     sizes), so that a student with no attention left generates as well.
+
+    Args:
+        max_length: the length of the cache's other layers where that is fixed, else -1.
     """
 
-    # The count of tokens is a plain number, which a compiled graph would be made anew for.
-    is_compileable = False
-
-    def __init__(self) -> None:
+    def __init__(self, max_length: int = -1) -> None:
         LinearAttentionLayer.__init__(self)
-        self.num_tokens = 0
+        self.max_length, self.num_tokens = max_length, 0
 
     def store(self, state: torch.Tensor, num_tokens: int) -> None:
         """Keeps the state after `num_tokens` more tokens.
@@ -41,8 +41,12 @@ class RecurrentLayer(LinearAttentionLayer, CacheLayerMixin):
         return self.num_tokens
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Length and offset of the keys that a mask over all tokens covers."""
-        return self.num_tokens + query_length, 0
+        """Length and offset of the keys that a mask over all tokens covers.
+
+        One mask serves all layers, and its sizes may be asked of this one: a cache of fixed length
+        has room behind the last token, which the mask must hide.
+        """
+        return max(self.max_length, self.num_tokens + query_length), 0
 
     def update(self, *args: object, **kwargs: object) -> tuple[torch.Tensor, torch.Tensor]:
         """Refuses keys and values: this layer has a state instead."""
@@ -72,6 +76,7 @@ def recurrent_layer(cache: Cache, layer_idx: int) -> RecurrentLayer:
     """
     while len(cache.layers) <= layer_idx:
         cache.layers.append(cache.layer_class_to_replicate())
-    if not isinstance(cache.layers[layer_idx], RecurrentLayer):
-        cache.layers[layer_idx] = RecurrentLayer()
-    return cache.layers[layer_idx]
+    layer = cache.layers[layer_idx]
+    if not isinstance(layer, RecurrentLayer):
+        layer = cache.layers[layer_idx] = RecurrentLayer(layer.get_max_length())
+    return layer

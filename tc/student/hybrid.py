@@ -1,15 +1,14 @@
 """The hybrid student: the teacher's own model class with some attention modules swapped.
 
-For each supported teacher architecture there is a config class (`model_type` `gdn_hybrid_<teacher>`)
-and a model class, registered with `transformers`' Auto classes. A config says in `gdn` which layers
-are converted and in which form; everything else is the teacher's.
+For each supported teacher architecture there is a config class (`model_type`
+`gdn_hybrid_<teacher>`) and a model class, registered with `transformers`' Auto classes. A config
+says in `gdn` which layers are converted and in which form; everything else is the teacher's.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.initialization import no_init_weights
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -22,13 +21,19 @@ PREFIX = "gdn_hybrid_"
 
 
 class HybridMixin:
-    """Makes a causal LM of `transformers` a hybrid: swaps the attention that its config names."""
+    """Makes a causal LM of `transformers` a hybrid: swaps the attention that its config names.
+
+    Comes before a teacher's class among the bases, which has `model` and `config`.
+    """
+
+    model: Any
+    config: Any
 
     # Half-lives of thousands of tokens need more digits than bfloat16 has.
     _keep_in_fp32_modules_strict = frozenset({"A_log", "dt_bias"})
 
     def __init__(self, config: Any) -> None:
-        super().__init__(config)
+        super().__init__(config)  # type: ignore[call-arg]
         form = MixerForm(**config.gdn["form"])
         for i in config.gdn["layers"]:
             self.model.layers[i].self_attn = make_mixer(config, i, form)
@@ -45,7 +50,7 @@ def make_mixer(config: Any, layer_idx: int, form: MixerForm) -> GatedDeltaNet:
     return GatedDeltaNet(config.hidden_size, config.num_attention_heads, head_dim, layer_idx, form)
 
 
-def _register(model_type: str) -> tuple[type, type]:
+def _register(model_type: str) -> tuple[Any, Any]:
     """Makes and registers the hybrid classes of one teacher architecture."""
     teacher_config = CONFIG_MAPPING[model_type]
     teacher_model = MODEL_FOR_CAUSAL_LM_MAPPING[teacher_config]

@@ -92,8 +92,9 @@ class GatedDeltaNet(nn.Module):
         self.num_heads, self.head_dim = num_heads, head_dim
         self.layer_idx, self.form = layer_idx, form
         width = num_heads * head_dim
-        for name in ("q_proj", "k_proj", "v_proj"):
-            setattr(self, name, nn.Linear(hidden_size, width, bias=form.qkv_bias))
+        self.q_proj = nn.Linear(hidden_size, width, bias=form.qkv_bias)
+        self.k_proj = nn.Linear(hidden_size, width, bias=form.qkv_bias)
+        self.v_proj = nn.Linear(hidden_size, width, bias=form.qkv_bias)
         self.a_proj = nn.Linear(hidden_size, num_heads, bias=False)
         self.b_proj = nn.Linear(hidden_size, num_heads, bias=False)
         self.A_log = nn.Parameter(torch.empty(num_heads))
@@ -229,8 +230,8 @@ def token_mask(
         return None
     if not isinstance(attention_mask, torch.Tensor) or attention_mask.dim() not in (2, 4):
         raise ValueError(
-            f"attention_mask is {type(attention_mask).__name__}; a Gated DeltaNet layer reads None, "
-            "[B, S] or [B, 1, T, S] tensors: take attn_implementation sdpa, eager or "
+            f"attention_mask is {type(attention_mask).__name__}; a Gated DeltaNet layer reads "
+            "None, [B, S] or [B, 1, T, S] tensors: take attn_implementation sdpa, eager or "
             "flash_attention_2"
         )
     new = slice(seen, seen + num_tokens)

@@ -81,7 +81,7 @@ def capturing(model: PreTrainedModel, observer: Observer) -> Iterator[None]:
         yield
 
 
-def _hooks(layer: int, attention: nn.Module, observer: Observer) -> Iterator[Any]:
+def _hooks(layer: int, attention: Any, observer: Observer) -> Iterator[Any]:
     def before_attention(_: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         observer.on_input(layer, args[0] if args else kwargs["hidden_states"])
         return args, {**kwargs, "observer": observer}
@@ -94,7 +94,7 @@ def _hooks(layer: int, attention: nn.Module, observer: Observer) -> Iterator[Any
 
 
 def _attention(
-    module: nn.Module,
+    module: Any,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,

@@ -150,7 +150,7 @@ def test_bfloat16_keeps_the_decay_in_float32() -> None:
     assert rel_rms(y, mixer(x)[0]) < 0.03
 
 
-# ---- padding, documents and cache ------------------------------------------------------------------
+# ---- padding, documents and cache ----------------------------------------------------------------
 
 LENGTHS = (70, 5, 33)
 
@@ -197,7 +197,9 @@ def test_token_mask_of_a_longer_cache() -> None:
 
 
 def test_token_mask_of_one_row_for_all() -> None:
-    assert torch.equal(token_mask(torch.tensor([[0, 1]]), 0, 2, 2), torch.tensor([[False, True]] * 2))
+    assert torch.equal(
+        token_mask(torch.tensor([[0, 1]]), 0, 2, 2), torch.tensor([[False, True]] * 2)
+    )
 
 
 def test_no_mask_means_all_real() -> None:

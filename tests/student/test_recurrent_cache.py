@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from op_cases import rel_rms
-from transformers import DynamicCache
+from transformers import DynamicCache, LlamaConfig, StaticCache
 
 from tc.student.cache import RecurrentLayer, recurrent_layer
 from tc.student.mixer import GatedDeltaNet, MixerForm
@@ -64,11 +64,10 @@ def test_keys_and_values_are_refused() -> None:
         RecurrentLayer().update(torch.ones(1), torch.ones(1))
 
 
-def test_cannot_be_cropped_nor_compiled() -> None:
-    """What was written cannot be taken back, and the count of tokens is a plain number."""
+def test_cannot_be_cropped() -> None:
+    """What was written cannot be taken back."""
     layer, _ = filled()
     assert not layer.is_croppable
-    assert not layer.is_compileable
     with pytest.raises(RuntimeError):
         layer.crop(-1)
 
@@ -81,6 +80,15 @@ def test_takes_its_place_in_a_cache() -> None:
     cache.update(torch.ones(1, 1, 4, 2), torch.ones(1, 1, 4, 2), 0)
     layer.store(torch.ones(1, 1, 2, 2), 4)
     assert cache.get_seq_length(0) == cache.get_seq_length(2) == 4
+
+
+def test_masks_of_a_fixed_length_stay_as_long() -> None:
+    cache = StaticCache(LlamaConfig(num_hidden_layers=2), max_cache_len=20)
+    layer = recurrent_layer(cache, 0)
+    layer.store(torch.ones(1, 1, 2, 2), 4)
+    assert layer.get_mask_sizes(1) == cache.layers[1].get_mask_sizes(1) == (20, 0)
+    assert cache.is_compileable  # else `transformers` leaves the mask out
+    assert recurrent_layer(DynamicCache(), 0).get_mask_sizes(1) == (1, 0)
 
 
 def test_gradients_pass_through_pieces() -> None:

@@ -3,7 +3,8 @@
 Shape letters: B batch, T tokens, H heads, N chunks, C tokens of a chunk, K key dim, V value dim.
 
 With G the running sum of g inside a chunk and D_ij = exp(G_i - G_j) for j <= i, the updates
-u_i = beta_i (v_i - S_i^T k_i) of a chunk that starts at state S solve a unit lower-triangular system:
+u_i = beta_i (v_i - S_i^T k_i) of a chunk that starts at state S solve a unit lower-triangular
+system:
 
     (I + strict_lower(beta K K^T * D)) u = beta V - beta exp(G) K S
 
@@ -41,10 +42,10 @@ def chunk_gated_delta_rule(
     dtype = compute_dtype(v)
     q, k, v, g, beta = (_chunked(x.to(dtype)) for x in (q, k, v, g, beta))
     q = q * scale
-    same, carried, kept = _documents(resets, q)
+    same, carried = _documents(resets, q)
     D = _decay(g, same)
     from_start = (g.cumsum(-1).exp() * carried)[..., None]
-    to_end = (D[..., -1, :] * kept)[..., None]
+    to_end = D[..., -1, :, None]
 
     A = (k @ k.mT) * D * beta[..., None]
     rhs = beta[..., None] * torch.cat([v, k * from_start], -1)
@@ -65,7 +66,7 @@ def chunk_gated_delta_rule(
 
 
 def _chunked(x: torch.Tensor) -> torch.Tensor:
-    """`[B, T, H, ...]` to `[B, H, N, C, ...]`, zeros behind the last token (they change nothing)."""
+    """`[B, T, H, ...]` to `[B, H, N, C, ...]`, with zeros, which change nothing, at the end."""
     T = x.shape[1]
     C = min(CHUNK, T)
     x = x.transpose(1, 2)
@@ -90,18 +91,16 @@ def _decay(g: torch.Tensor, same: torch.Tensor | None) -> torch.Tensor:
 
 def _documents(
     resets: torch.Tensor | None, q: torch.Tensor
-) -> tuple[torch.Tensor | None, torch.Tensor | float, torch.Tensor | float]:
+) -> tuple[torch.Tensor | None, torch.Tensor | float]:
     """What document boundaries allow inside each chunk.
 
     Returns:
-        `same` `[B, 1, N, C, C]`: tokens i and j are of one document; `carried` `[B, 1, N, C]`: token
-        i still sees the state before the chunk; `kept` `[B, 1, N, C]`: what token i writes is still
-        there at the chunk's end.
+        `same` `[B, 1, N, C, C]`: tokens i and j are of one document; `carried` `[B, 1, N, C]`:
+        token i still sees the state before the chunk.
     """
     if resets is None:
-        return None, 1.0, 1.0
+        return None, 1.0
     document = _chunked(resets[:, :, None].long()).cumsum(-1)
     same = document[..., :, None] == document[..., None, :]
     carried = (document == 0).to(q.dtype)
-    kept = (document == document[..., -1:]).to(q.dtype)
-    return same, carried, kept
+    return same, carried

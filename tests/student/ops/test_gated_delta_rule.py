@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 from op_cases import INPUTS, Tensors, make, random_resets, rel_rms, run, worst
@@ -148,7 +150,7 @@ def test_step_by_step_equals_the_whole(backend: str, T: int) -> None:
     assert rel_rms(state, last) < TOLERANCE
 
 
-# ---- padding ---------------------------------------------------------------------------------------
+# ---- padding -------------------------------------------------------------------------------------
 
 MASKS = {
     "left": [[0] * 66 + [1] * 4, [0] * 3 + [1] * 67, [1] * 70],
@@ -203,7 +205,7 @@ def test_pads_never_decay_the_state(backend: str) -> None:
     assert not o.any()
 
 
-# ---- documents -------------------------------------------------------------------------------------
+# ---- documents -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("T", [7, 64, 130])
@@ -216,7 +218,7 @@ def test_documents_equal_documents_alone(backend: str, T: int) -> None:
     assert rel_rms(ignored["o"], expected["o"]) > 0.01
     for b in range(2):
         starts = [0, *resets[b, 1:].nonzero().flatten().add(1).tolist(), T]
-        for start, end in zip(starts[:-1], starts[1:], strict=True):
+        for start, end in pairwise(starts):
             part = {n: x[b : b + 1, start:end].double() for n, x in inputs.items() if n[0] != "i"}
             if not resets[b, start]:
                 part["initial_state"] = inputs["initial_state"][b : b + 1].double()
@@ -245,7 +247,7 @@ def test_padding_and_documents_together(backend: str) -> None:
     assert worst(run(inputs, torch.float32, backend, **options), truth(inputs, **options)) < (1e-5,)
 
 
-# ---- refusals --------------------------------------------------------------------------------------
+# ---- refusals ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,62 @@
+"""A layer of a tiny random teacher, and a mixer to align to it."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+from torch import nn
+
+from tc.config import AlignConfig, InitConfig, ReadOut, StudentConfig, register
+from tc.data import Packed
+from tc.init import form_of, fresh_mixer
+from tc.stats import Calibration, LayerBatch, calibrate
+from tc.student.mixer import GatedDeltaNet
+from tc.teacher import load_teacher
+
+CONF = Path(__file__).parents[2] / "conf"
+TEACHERS = sorted(path.stem for path in (CONF / "teacher").glob("random_*.yaml"))
+INDEX = 1
+# So few tokens need a strong ridge.
+COPY, RIDGE = InitConfig(), InitConfig(read_out=ReadOut.ridge, ridge=[1.0, 10.0, 100.0])
+
+
+@dataclass
+class Task:
+    """What an alignment is given."""
+
+    attention: nn.Module
+    parts: dict[str, LayerBatch]
+
+    def mixer(self) -> GatedDeltaNet:
+        form = form_of(self.attention, StudentConfig(), "auto")
+        return fresh_mixer(self.attention, INDEX, form, seed=0)
+
+
+def task(name: str, folder: Path) -> Task:
+    """Layer 1 of a random teacher: 8 calibration and 3 selection sequences of 32 tokens."""
+    register()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        tree = compose(overrides=[f"+teacher={name}"])
+    model = load_teacher(OmegaConf.to_object(tree.teacher), folder).model
+    calibrate(model, {"calibration": packed(8, 1), "selection": packed(3, 2)}, folder)
+    parts = Calibration(folder).layer(INDEX)
+    attention = copy.deepcopy(model.model.layers[INDEX].self_attn)
+    return Task(attention, {part: batch.to("cpu") for part, batch in parts.items()})
+
+
+def packed(num: int, seed: int) -> Packed:
+    ids = torch.randint(0, 256, (num, 32), generator=torch.Generator().manual_seed(seed))
+    positions = torch.arange(32).repeat(num, 1)
+    positions[-1, 12:] = torch.arange(20)
+    return Packed(ids, positions)
+
+
+def settings(**values: object) -> AlignConfig:
+    """Few steps, looked at after each, and no second solution of the read-out."""
+    small = {"steps": 8, "check_every": 1, "resolve_read_out": False, "batch_sequences": 2}
+    return AlignConfig(**small | values)

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import fields, is_dataclass
+
+# Before torch is imported. GNU OpenMP's threads wait for each other in a busy loop; where another
+# program wants a core, small operations then take a hundred times as long. A short wait costs
+# nothing on a quiet machine (measured: 46 against 44 ms, and 0.12 against 5.8 s on a busy one).
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -33,7 +39,14 @@ def main(cfg: DictConfig) -> float | None:
 def reasons(error: BaseException) -> list[str]:
     """What lies behind a refused override: Hydra names the override, its cause the value or key."""
     cause = error.__cause__
-    return [] if cause is None else [f"  {str(cause).splitlines()[0]}", *reasons(cause)]
+    if cause is None:
+        return []
+    schema = getattr(cause, "object_type", None)
+    allowed = [field.name for field in fields(schema)] if is_dataclass(schema) else []
+    lines = [f"  {str(cause).splitlines()[0]}"]
+    if allowed and "not in" in lines[0]:
+        lines.append(f"  allowed: {', '.join(allowed)}")
+    return lines + reasons(cause)
 
 
 def run_main() -> int:

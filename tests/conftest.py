@@ -1,0 +1,1 @@
+"""Makes `composing` importable from every test folder."""

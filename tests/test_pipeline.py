@@ -1,0 +1,269 @@
+"""The whole pipeline on tiny random teachers: artifacts, resuming, seeds, refusals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from composing import RANDOM_TEACHERS, composed
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import tc.pipeline
+from tc.artifacts import hash_file
+from tc.errors import TCError
+from tc.pipeline import run
+
+SMOKE = ["experiment=smoke", "trainer=cpu"]
+
+
+def go(folder: Path, *overrides: str) -> dict[str, Any]:
+    """Runs the smoke configuration into `folder` and returns its metrics."""
+    places = [f"run_dir={folder}", f"paths.cache_dir={folder.parent / 'cache'}"]
+    run(composed(*SMOKE, *places, *overrides))
+    return json.loads((folder / "metrics.json").read_text())
+
+
+@pytest.mark.parametrize("teacher", RANDOM_TEACHERS)
+def test_every_architecture_goes_through(teacher: str, tmp_path: Path) -> None:
+    metrics = go(tmp_path / "run", f"teacher={teacher}")
+    for name in ("teacher", "copy_only", "student"):
+        assert metrics[f"{name}/perplexity"] > 1
+    assert metrics["calibration_tokens"] == 512
+    assert metrics["evaluation_tokens"] == 256
+    for stage in ("data", "calibrate", "initialise", "align", "student", "evaluate", "total"):
+        assert metrics[f"{stage}/seconds"] >= 0
+        assert metrics[f"{stage}/peak_rss_bytes"] > 1e7
+    student = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "student")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "run" / "student")
+    ids = tokenizer("My fellow Americans", return_tensors="pt").input_ids
+    assert student.generate(ids, max_new_tokens=3, do_sample=False).shape[1] == ids.shape[1] + 3
+
+
+@pytest.mark.parametrize("init", ["copy_only", "zero_gate", "phase1", "phase2", "taylor", "paper"])
+def test_every_init_goes_through(init: str, tmp_path: Path) -> None:
+    small = ["align.steps=3"] if init in ("phase2", "taylor", "paper") else []
+    metrics = go(tmp_path / "run", f"init={init}", *small)
+    if init == "copy_only":
+        assert metrics["student/perplexity"] == metrics["copy_only/perplexity"]
+    assert ("align/seconds" in metrics) == bool(small)
+
+
+def test_run_folder_is_the_documented_contract(tmp_path: Path) -> None:
+    go(tmp_path / "run")
+    names = {path.name for path in (tmp_path / "run").iterdir()}
+    assert names == {
+        "align",
+        "artifacts.json",
+        "code.diff",
+        "config.yaml",
+        "curves",
+        "data",
+        "environment.json",
+        "evaluate",
+        "init",
+        "metrics.csv",
+        "metrics.json",
+        "run.log",
+        "science.json",
+        "student",
+    }
+    artifacts = json.loads((tmp_path / "run" / "artifacts.json").read_text())
+    assert {"data", "student", "evaluate", "init/layer_001", "align/layer_001"} <= set(artifacts)
+    for facts in artifacts.values():
+        for name, file in facts["files"].items():
+            assert hash_file(Path(facts["folder"]) / name) == file["sha256"]
+    curve = (tmp_path / "run" / "curves" / "metrics.csv").read_text()
+    assert "align/held_out_error" in curve
+
+
+def test_the_four_parts_are_disjoint_and_recorded(tmp_path: Path) -> None:
+    go(tmp_path / "run", "stages=[data]")
+    record = json.loads((tmp_path / "run" / "data" / "splits.json").read_text())
+    parts = {name: set(part["hashes"]) for name, part in record["parts"].items()}
+    assert set(parts) == {"calibration", "training", "selection", "evaluation"}
+    assert sum(map(len, parts.values())) == len(set.union(*parts.values())) > 200
+
+
+def test_policy_all_is_the_teacher(tmp_path: Path) -> None:
+    metrics = go(tmp_path / "run", "policy=all")
+    assert metrics["student/perplexity"] == metrics["teacher/perplexity"]
+
+
+def test_policy_none_converts_every_layer(tmp_path: Path) -> None:
+    go(tmp_path / "run", "policy=none")
+    student = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "student")
+    assert list(student.mixers) == list(range(student.config.num_hidden_layers))
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    model = AutoModelForCausalLM.from_pretrained(folder / "student")
+    return model.state_dict()
+
+
+def test_same_seed_same_student_another_seed_another(tmp_path: Path) -> None:
+    # Separate caches: nothing of the first run can help the second.
+    for name, seed in (("a", 3), ("b", 3), ("c", 4)):
+        go(tmp_path / name / "run", f"seed={seed}")
+    a, b, c = (weights(tmp_path / name / "run") for name in "abc")
+    assert all(torch.equal(a[k], b[k]) for k in a)
+    mixer = "model.layers.1.self_attn."
+    assert any(not torch.equal(a[k], c[k]) for k in a if k.startswith(mixer))
+
+
+def test_a_finished_run_is_not_redone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = go(tmp_path / "run")
+    for name in ("calibrate", "initialise", "align_layer", "perplexity", "write_tokens"):
+        monkeypatch.setattr(tc.pipeline, name, None)
+    second = go(tmp_path / "run")
+    for key in ("student/perplexity", "align/seconds", "calibrate/seconds"):
+        assert first[key] == second[key]
+    assert second["align/reused"]
+    assert not first["align/reused"]
+
+
+def test_a_stopped_run_continues_layer_by_layer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ["policy=none"]
+    whole = tmp_path / "whole"
+    go(whole, *options)
+    stopped, real, done = tmp_path / "stopped", tc.pipeline.align_layer, []
+
+    def fails_at_second(mixer: Any, *args: Any) -> Any:
+        if len(done) == 1:
+            raise KeyboardInterrupt
+        done.append(mixer.layer_idx)
+        return real(mixer, *args)
+
+    monkeypatch.setattr(tc.pipeline, "align_layer", fails_at_second)
+    with pytest.raises(KeyboardInterrupt):
+        go(stopped, *options)
+    assert [p.name for p in (stopped / "align").iterdir()] == ["layer_000"]
+
+    def records(mixer: Any, *args: Any) -> Any:
+        done.append(mixer.layer_idx)
+        return real(mixer, *args)
+
+    monkeypatch.setattr(tc.pipeline, "align_layer", records)
+    go(stopped, *options)
+    assert sorted(done) == sorted(set(done))
+    a, b = weights(whole), weights(stopped)
+    assert all(torch.equal(a[k], b[k]) for k in a)
+
+
+def test_runs_share_calibration_and_the_teachers_perplexity(tmp_path: Path) -> None:
+    first = go(tmp_path / "one")
+    second = go(tmp_path / "two", "policy=none")
+    assert not first["calibrate/reused"]
+    assert second["calibrate/reused"]
+    assert second["evaluate_teacher/reused"]
+    assert not second["evaluate_copy_only/reused"]
+
+
+def test_stages_run_alone_and_need_the_earlier_ones(tmp_path: Path) -> None:
+    go(tmp_path / "run", "stages=[data]")
+    assert not (tmp_path / "run" / "init").exists()
+    with pytest.raises(TCError, match="stage calibrate has left nothing"):
+        go(tmp_path / "run", "stages=[initialise]")
+    go(tmp_path / "run", "stages=[calibrate,initialise]")
+    go(tmp_path / "run", "stages=[align,student]")
+    metrics = go(tmp_path / "run", "stages=[evaluate]")
+    assert "student/perplexity" in metrics
+
+
+def test_a_folder_of_another_configuration_is_told_apart(tmp_path: Path) -> None:
+    go(tmp_path / "run", "stages=[data]")
+    before = (tmp_path / "run" / "config.yaml").read_text()
+    with pytest.raises(TCError, match="seed: 0 -> 1") as error:
+        go(tmp_path / "run", "stages=[data]", "seed=1")
+    assert "resume=false" in str(error.value)
+    assert (tmp_path / "run" / "config.yaml").read_text() == before
+    go(tmp_path / "run", "stages=[data]", "seed=1", "resume=false")
+    assert "seed: 1" in (tmp_path / "run" / "config.yaml").read_text()
+
+
+def test_a_folder_that_is_no_run_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "thesis.tex").write_text("years of work")
+    for resume in ("true", "false"):
+        with pytest.raises(TCError, match="is not the folder of a run"):
+            go(tmp_path / "run", f"resume={resume}")
+    assert [p.name for p in (tmp_path / "run").iterdir()] == ["thesis.tex"]
+
+
+def test_a_damaged_artifact_is_named(tmp_path: Path) -> None:
+    go(tmp_path / "run")
+    victim = tmp_path / "run" / "align" / "layer_001" / "mixer.safetensors"
+    victim.write_bytes(victim.read_bytes()[:-7])
+    with pytest.raises(TCError, match="layer_001 is damaged"):
+        go(tmp_path / "run")
+
+
+def test_a_missing_calibration_is_an_error_not_a_warning(tmp_path: Path) -> None:
+    """Fault 10 of the published code: a calibrated checkpoint that is not there."""
+    import shutil
+
+    go(tmp_path / "run", "stages=[data,calibrate]")
+    shutil.rmtree(tmp_path / "cache" / "calibrations")
+    with pytest.raises(TCError, match="stage calibrate has left nothing"):
+        go(tmp_path / "run", "stages=[initialise]")
+
+
+def test_code_of_another_version_is_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go(tmp_path / "run")
+    monkeypatch.setattr(tc.pipeline, "code_version", lambda room: f"other {room}")
+    with pytest.raises(TCError, match="code: .* -> other data"):
+        go(tmp_path / "run")
+
+
+def test_a_layer_that_the_teacher_lacks_is_refused_before_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tc.pipeline, "load_teacher", None)
+    with pytest.raises(TCError, match="layers 0 to 2 are allowed"):
+        go(tmp_path / "run", "policy=layers", "policy.stride=null", "policy.keep=[0,3]")
+    assert not (tmp_path / "run").exists()
+
+
+def test_nan_in_the_teacher_stops_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = tc.pipeline.load_teacher
+
+    def poisoned(*args: Any) -> Any:
+        teacher = real(*args)
+        teacher.model.model.layers[1].self_attn.q_proj.weight.data[0, 0] = float("nan")
+        return teacher
+
+    monkeypatch.setattr(tc.pipeline, "load_teacher", poisoned)
+    with pytest.raises(TCError, match="not finite|NaN"):
+        go(tmp_path / "run")
+    assert not (tmp_path / "run" / "init").exists()
+    assert not list((tmp_path / "cache" / "calibrations").iterdir())
+
+
+def test_dry_run_loads_and_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tc.pipeline, "load_teacher", None)
+    run(composed("teacher=qwen3_8b", "init=taylor", "dry_run=true", f"run_dir={tmp_path}/run"))
+    said = capsys.readouterr().out
+    assert "9: 0, 4, 8, 12, 16, 20, 24, 28, 32" in said
+    assert "8,190,735,360" in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_too_little_disk_is_seen_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import shutil
+    from collections import namedtuple
+
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(1, 1, 0))
+    with pytest.raises(TCError, match="Free some space"):
+        go(tmp_path / "run")
+    assert not (tmp_path / "run" / "init").exists()

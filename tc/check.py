@@ -141,8 +141,6 @@ def _init(config: Config) -> Iterator[str]:
         yield f"init.gate_rms={init.gate_rms}: above 0 and at most 1 is allowed"
     if not init.ridge or min(init.ridge) <= 0:
         yield f"init.ridge={init.ridge}: a list of strengths above 0, such as [1e-3,1e-2]"
-    if config.align.resolve_read_out and init.align and init.read_out is not ReadOut.ridge:
-        yield "align.resolve_read_out=true needs init.read_out=ridge"
     if student.norm_eps <= 0:
         yield f"student.norm_eps={student.norm_eps}: above 0 is allowed"
 

@@ -304,7 +304,8 @@ class AlignConfig:
         warmup_steps: steps of linear warm-up.
         gradient_clip: the largest gradient norm, or null.
         check_every: steps between two looks at the held-out loss.
-        resolve_read_out: whether o_proj is solved in closed form again at the end.
+        resolve_read_out: whether o_proj is solved in closed form again at the end, where the init
+            had solved it (`init.read_out=ridge`).
     """
 
     name: str = MISSING

@@ -27,7 +27,7 @@ def make_logger(cfg: LoggerConfig, run_dir: Path, settings: dict[str, Any]) -> L
         # A resumed run writes its curves anew, from what its stages recorded.
         warnings.filterwarnings("ignore", message=".*logs directory.*not empty.*")
         logger = _open(cfg, run_dir)
-    logger.log_hyperparams(settings)
+        logger.log_hyperparams(settings)
     return logger
 
 

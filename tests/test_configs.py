@@ -94,7 +94,6 @@ WRONG = [
     (["init.ridge=[]"], "init.ridge"),
     (["init.ridge=[0.0]"], "init.ridge"),
     (["init.gate_rms=0"], "init.gate_rms"),
-    (["init=phase2", "align.resolve_read_out=true"], "resolve_read_out"),
     (["align.gradient_clip=0"], "gradient_clip"),
     (["trainer.backend=fla", "trainer=cpu"], "trainer.backend=fla"),
     (["teacher.package=null"], "teacher.package"),
@@ -125,8 +124,10 @@ def test_an_override_that_would_be_ignored_is_refused() -> None:
 
 
 def test_missing_values_are_named() -> None:
-    with pytest.raises(TCError, match="policy.keep"):
-        config("policy=layers")
+    with pytest.raises(TCError, match="paths.cache_dir has no value"):
+        config("paths.cache_dir=???")
+    with pytest.raises(TCError, match="policy.keep has no value"):
+        validate(config("policy=layers"))
 
 
 def test_fingerprint_changes_with_results_only() -> None:

@@ -27,9 +27,7 @@ CHOICES = sorted(
 
 
 @pytest.mark.parametrize(("name", "choice"), CHOICES)
-def test_every_choice_composes_and_validates(
-    name: str, choice: str, tmp_path: Path
-) -> None:
+def test_every_choice_composes_and_validates(name: str, choice: str, tmp_path: Path) -> None:
     overrides = [f"{name}={choice}", *NEEDS.get((name, choice), [])]
     if choice == "files":
         (tmp_path / "a.txt").write_text("text")
@@ -124,9 +122,9 @@ def test_an_override_that_would_be_ignored_is_refused() -> None:
 
 
 def test_missing_values_are_named() -> None:
-    with pytest.raises(TCError, match="paths.cache_dir has no value"):
+    with pytest.raises(TCError, match=r"paths\.cache_dir has no value"):
         config("paths.cache_dir=???")
-    with pytest.raises(TCError, match="policy.keep has no value"):
+    with pytest.raises(TCError, match=r"policy\.keep has no value"):
         validate(config("policy=layers"))
 
 

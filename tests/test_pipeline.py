@@ -217,7 +217,7 @@ def test_code_of_another_version_is_told_apart(
 ) -> None:
     go(tmp_path / "run")
     monkeypatch.setattr(tc.pipeline, "code_version", lambda room: f"other {room}")
-    with pytest.raises(TCError, match="code: .* -> other data"):
+    with pytest.raises(TCError, match=r"code: .* -> other data"):
         go(tmp_path / "run")
 
 
@@ -239,7 +239,7 @@ def test_nan_in_the_teacher_stops_the_run(tmp_path: Path, monkeypatch: pytest.Mo
         return teacher
 
     monkeypatch.setattr(tc.pipeline, "load_teacher", poisoned)
-    with pytest.raises(TCError, match="not finite|NaN"):
+    with pytest.raises(TCError, match=r"not finite|NaN"):
         go(tmp_path / "run")
     assert not (tmp_path / "run" / "init").exists()
     assert not list((tmp_path / "cache" / "calibrations").iterdir())

@@ -7,19 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
+from composing import RANDOM_TEACHERS, group
 from torch import nn
 
-from tc.config import AlignConfig, InitConfig, ReadOut, StudentConfig, register
+from tc.config import AlignConfig, InitConfig, ReadOut, StudentConfig
 from tc.data import Packed
 from tc.init import form_of, fresh_mixer
 from tc.stats import Calibration, LayerBatch, calibrate
 from tc.student.mixer import GatedDeltaNet
 from tc.teacher import load_teacher
 
-CONF = Path(__file__).parents[2] / "conf"
-TEACHERS = sorted(path.stem for path in (CONF / "teacher").glob("random_*.yaml"))
+TEACHERS = RANDOM_TEACHERS
 INDEX = 1
 # So few tokens need a strong ridge.
 COPY, RIDGE = InitConfig(), InitConfig(read_out=ReadOut.ridge, ridge=[1.0, 10.0, 100.0])
@@ -39,10 +37,7 @@ class Task:
 
 def task(name: str, folder: Path) -> Task:
     """Layer 1 of a random teacher: 8 calibration and 3 selection sequences of 32 tokens."""
-    register()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        tree = compose(overrides=[f"+teacher={name}"])
-    model = load_teacher(OmegaConf.to_object(tree.teacher), folder).model
+    model = load_teacher(group("teacher", name), folder).model
     calibrate(model, {"calibration": packed(8, 1), "selection": packed(3, 2)}, folder)
     parts = Calibration(folder).layer(INDEX)
     attention = copy.deepcopy(model.model.layers[INDEX].self_attn)

@@ -10,9 +10,8 @@ from itertools import pairwise
 
 import pytest
 import torch
-from align_helpers import CONF, COPY, INDEX, RIDGE, TEACHERS, Task, settings
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
+from align_helpers import COPY, INDEX, RIDGE, TEACHERS, Task, settings
+from composing import group
 
 from tc.align import Aligned, align_layer, run
 from tc.align.module import LayerAlignment
@@ -158,8 +157,7 @@ def test_nothing_is_left_behind(tasks, tmp_path, monkeypatch) -> None:
 
 @pytest.mark.parametrize("name", ["quick", "paper"])
 def test_shipped_settings(tasks, name: str) -> None:
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        cfg = OmegaConf.to_object(compose(overrides=[f"+align={name}"]).align)
+    cfg = group("align", name)
     assert cfg.name == name
     if name == "paper":
         assert (cfg.steps, cfg.lr_projections, cfg.lr_dynamics) == (300, 1e-4, 1e-3)

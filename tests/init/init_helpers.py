@@ -7,19 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
+from composing import CONF, RANDOM_TEACHERS, config, group
 from torch import nn
 
-from tc.config import InitConfig, StudentConfig, register
+from tc.config import InitConfig, StudentConfig
 from tc.data import Packed
 from tc.init import form_of, fresh_mixer
 from tc.stats import Calibration, LayerBatch, calibrate
 from tc.student.mixer import GatedDeltaNet
 from tc.teacher import load_teacher
 
-CONF = Path(__file__).parents[2] / "conf"
-TEACHERS = sorted(path.stem for path in (CONF / "teacher").glob("random_*.yaml"))
+TEACHERS = RANDOM_TEACHERS
 PRESETS = sorted(path.stem for path in (CONF / "init").glob("*.yaml"))
 TOKENS = 48
 """Tokens of a sequence; the last sequence of each part holds two documents."""
@@ -49,10 +47,7 @@ class Layer:
 
 def calibrated(name: str, folder: Path, *overrides: str) -> list[Layer]:
     """Every layer of a random teacher, from 12 calibration and 4 selection sequences."""
-    register()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        tree = compose(overrides=[f"+teacher={name}", *overrides])
-    model = load_teacher(OmegaConf.to_object(tree.teacher), folder).model
+    model = load_teacher(group("teacher", name, *overrides), folder).model
     calibrate(model, {"calibration": packed(12, 1), "selection": packed(4, 2)}, folder)
     held = Calibration(folder)
     return [
@@ -75,10 +70,7 @@ def packed(num: int, seed: int) -> Packed:
 
 def preset(name: str) -> InitConfig:
     """A shipped init, composed with the whole default configuration around it."""
-    register()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        tree = compose("config", overrides=[f"init={name}", "run_dir=x"])
-    return OmegaConf.to_object(tree.init)
+    return config(f"init={name}", "run_dir=x").init
 
 
 def closeness(student: torch.Tensor, teacher: torch.Tensor) -> float:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
+from composing import CONF, group
 
-from tc.config import PolicyConfig, PolicyKind, register
+from tc.config import PolicyConfig, PolicyKind
 from tc.errors import TCError
 from tc.policy import converted_layers, kept_layers
 
-CONF = Path(__file__).parents[2] / "conf"
 NAMES = sorted(path.stem for path in (CONF / "policy").glob("*.yaml"))
 KEPT_OF_28 = {
     "every2": list(range(0, 28, 2)),
@@ -25,10 +21,7 @@ KEPT_OF_28 = {
 
 
 def composed(name: str) -> PolicyConfig:
-    register()
-    overrides = [f"+policy={name}"] + (["policy.keep=[9,3]"] if name == "layers" else [])
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return OmegaConf.to_object(compose(overrides=overrides).policy)
+    return group("policy", name, *(["policy.keep=[9,3]"] if name == "layers" else []))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -11,12 +11,10 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
+from composing import group
 from transformers import PreTrainedModel
 
 from tc.artifacts import Manifest, load_tensors, writing
-from tc.config import register
 from tc.data import Packed
 from tc.errors import TCError
 from tc.stats import AttentionStatistics, Calibration, LayerBatch, calibrate
@@ -24,15 +22,11 @@ from tc.stats.calibrate import BATCH, PARTS
 from tc.teacher import load_teacher
 from tc.teacher.capture import capture
 
-CONF = Path(__file__).parents[2] / "conf"
 T = 20
 
 
 def teacher(name: str, *overrides: str) -> PreTrainedModel:
-    register()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        tree = compose(overrides=[f"+teacher={name}", *overrides])
-    return load_teacher(OmegaConf.to_object(tree.teacher), Path()).model
+    return load_teacher(group("teacher", name, *overrides), Path()).model
 
 
 def packed(num: int, seed: int) -> Packed:

@@ -9,16 +9,14 @@ from functools import cache
 from pathlib import Path
 
 import torch
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
+from composing import CONF, group
 from transformers import PreTrainedModel
 
-from tc.config import StudentConfig, TeacherConfig, TeacherSource, register
+from tc.config import StudentConfig, TeacherConfig, TeacherSource
 from tc.init import form_of, fresh_mixer
 from tc.student.hybrid import build_student
 from tc.teacher import SUPPORTED, load_teacher
 
-CONF = Path(__file__).parents[2] / "conf"
 SHIPPED = {
     path.stem.removeprefix("random_"): path.stem for path in CONF.glob("teacher/random_*.yaml")
 }
@@ -55,10 +53,7 @@ def teacher_cfg(architecture: str) -> TeacherConfig:
             architecture=architecture,
             model=SIZES | EXPERTS.get(architecture, {}),
         )
-    register()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        tree = compose(overrides=[f"+teacher={SHIPPED[architecture]}"])
-    cfg = OmegaConf.to_object(tree.teacher)
+    cfg = group("teacher", SHIPPED[architecture])
     assert isinstance(cfg, TeacherConfig)
     return cfg
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
+from composing import group
 from teacher_helpers import EMBEDDED
 from transformers import AutoConfig
 
-from tc.config import TeacherConfig, TeacherSource, register
+from tc.config import TeacherConfig, TeacherSource
 from tc.teacher import load_teacher, read_geometry
 from tc.teacher.geometry import count_parameters, empty_model, geometry_of
 
@@ -36,10 +35,7 @@ HUB = {
 
 
 def composed(name: str, *overrides: str) -> TeacherConfig:
-    register()
-    with initialize_config_dir(str(FOLDER.parent), version_base="1.3"):
-        tree = compose(overrides=[f"+teacher={name}", *overrides])
-    cfg = OmegaConf.to_object(tree.teacher)
+    cfg = group("teacher", name, *overrides)
     assert isinstance(cfg, TeacherConfig)
     return cfg
 

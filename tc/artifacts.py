@@ -330,8 +330,14 @@ def touch(folder: Path) -> None:
 
 
 def forget_unused(parent: Path, days: float) -> None:
-    """Removes the artifacts of a shared folder that no run has used for so many days."""
+    """Removes the artifacts of a shared folder that no run has used for so many days.
+
+    What a killed run left unfinished goes after a day: another run may be writing it now.
+    """
     oldest = time.time() - days * 86400
     for manifest in Path(parent).glob(f"*/{MANIFEST}"):
-        if manifest.stat().st_mtime < oldest:
+        if not manifest.parent.name.startswith(".") and manifest.stat().st_mtime < oldest:
             shutil.rmtree(manifest.parent, ignore_errors=True)
+    for unfinished in Path(parent).glob(".*.*"):
+        if unfinished.stat().st_mtime < time.time() - 86400:
+            shutil.rmtree(unfinished, ignore_errors=True)

@@ -473,12 +473,14 @@ class Pipeline:
         self.metrics["evaluation_tokens"] = infos["student"]["tokens"]
         seconds = sum(info["seconds"] for info in infos.values())
         peak = max(info["peak_rss_bytes"] for info in infos.values())
-        self._count("evaluate", {"seconds": seconds, "peak_rss_bytes": peak})
+        self._count("evaluate", {"seconds": round(seconds, 3), "peak_rss_bytes": peak})
+        reused = [self.metrics[f"evaluate_{name}/reused"] for name in infos]
+        self.metrics["evaluate/reused"] = all(reused)
 
     # ---- report ----------------------------------------------------------------------------------
 
     def _report(self) -> None:
-        self.folder.write_metrics(self.metrics)
+        self.metrics = self.folder.write_metrics(self.metrics)
         self.folder.write_artifacts(self.shared)
         logger = self.logger
         for layer in self.converted if self.config.init.align else []:

@@ -64,6 +64,8 @@ class RunFolder:
         with disk_errors(path):
             self._check(facts, resume)
             path.mkdir(parents=True, exist_ok=True)
+            for unfinished in self.path.rglob(".*.*"):  # of a run that was killed while it wrote
+                shutil.rmtree(unfinished, ignore_errors=True)
             if not resume:
                 self._clear()
             write_json(path / "science.json", facts)
@@ -104,13 +106,20 @@ class RunFolder:
         logger.addHandler(handler)
         return handler
 
-    def write_metrics(self, metrics: dict[str, Any]) -> None:
-        """Writes the flat metrics as `metrics.json` and `metrics.csv`."""
+    def write_metrics(self, metrics: dict[str, Any]) -> dict[str, Any]:
+        """Writes the flat metrics as `metrics.json` and `metrics.csv`.
+
+        Returns:
+            The metrics, with those of stages that ran here before and not this time.
+        """
+        before = self.path / "metrics.json"
+        metrics = {**(read_json(before) if before.is_file() else {}), **metrics}
         write_json(self.path / "metrics.json", metrics)
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerows([("metric", "value"), *metrics.items()])
         write_text(self.path / "metrics.csv", text.getvalue())
+        return metrics
 
     def write_artifacts(self, others: dict[str, Path]) -> None:
         """Writes `artifacts.json`: key and file hashes of every artifact of the run.

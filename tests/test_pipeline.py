@@ -42,6 +42,15 @@ def test_every_architecture_goes_through(teacher: str, tmp_path: Path) -> None:
     assert student.generate(ids, max_new_tokens=3, do_sample=False).shape[1] == ids.shape[1] + 3
 
 
+@pytest.mark.parametrize("teacher", ["random_llama", "random_qwen3"])
+def test_a_bfloat16_teacher_gives_a_bfloat16_student(teacher: str, tmp_path: Path) -> None:
+    go(tmp_path / "run", f"teacher={teacher}", "teacher.dtype=bfloat16")
+    student = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "student")
+    for name, value in student.state_dict().items():
+        wide = name.endswith(("A_log", "dt_bias"))
+        assert value.dtype == (torch.float32 if wide else torch.bfloat16), name
+
+
 @pytest.mark.parametrize("init", ["copy_only", "zero_gate", "phase1", "phase2", "taylor", "paper"])
 def test_every_init_goes_through(init: str, tmp_path: Path) -> None:
     small = ["align.steps=3"] if init in ("phase2", "taylor", "paper") else []
@@ -154,6 +163,14 @@ def test_a_stopped_run_continues_layer_by_layer(
     assert all(torch.equal(a[k], b[k]) for k in a)
 
 
+def test_what_a_killed_run_left_unfinished_is_removed(tmp_path: Path) -> None:
+    go(tmp_path / "run", "stages=[data]")
+    unfinished = tmp_path / "run" / "align" / ".layer_001.x1y2" / "layer_001"
+    unfinished.mkdir(parents=True)
+    go(tmp_path / "run", "stages=[data]")
+    assert not unfinished.parent.exists()
+
+
 def test_runs_share_calibration_and_the_teachers_perplexity(tmp_path: Path) -> None:
     first = go(tmp_path / "one")
     second = go(tmp_path / "two", "policy=none")
@@ -171,7 +188,7 @@ def test_stages_run_alone_and_need_the_earlier_ones(tmp_path: Path) -> None:
     go(tmp_path / "run", "stages=[calibrate,initialise]")
     go(tmp_path / "run", "stages=[align,student]")
     metrics = go(tmp_path / "run", "stages=[evaluate]")
-    assert "student/perplexity" in metrics
+    assert {"student/perplexity", "calibration_tokens", "align/seconds"} <= set(metrics)
 
 
 def test_a_folder_of_another_configuration_is_told_apart(tmp_path: Path) -> None:

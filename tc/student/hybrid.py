@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.initialization import no_init_weights
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -18,6 +19,9 @@ from tc.student.mixer import GatedDeltaNet, MixerForm
 from tc.teacher.convertible import SUPPORTED
 
 PREFIX = "gdn_hybrid_"
+
+FLOAT32 = frozenset({"A_log", "dt_bias"})
+"""Parameters that stay in float32: long half-lives need more digits than bfloat16 has."""
 
 
 class HybridMixin:
@@ -29,8 +33,7 @@ class HybridMixin:
     model: Any
     config: Any
 
-    # Half-lives of thousands of tokens need more digits than bfloat16 has.
-    _keep_in_fp32_modules_strict = frozenset({"A_log", "dt_bias"})
+    _keep_in_fp32_modules_strict = FLOAT32
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)  # type: ignore[call-arg]
@@ -78,7 +81,8 @@ def build_student(
 
     Args:
         teacher: a supported causal LM.
-        mixers: the mixer of each converted layer; they become the student's own.
+        mixers: the mixer of each converted layer; they become the student's own, in the teacher's
+            dtype.
         provenance: what the student was made from, kept in its config.
 
     Returns:
@@ -93,7 +97,7 @@ def build_student(
     with no_init_weights():
         student = model_class(config)
     for i, mixer in mixers.items():
-        student.model.layers[i].self_attn = mixer
+        student.model.layers[i].self_attn = cast(mixer, teacher.dtype)
     converted = tuple(f"model.layers.{i}.self_attn." for i in mixers)
     kept = {k: v for k, v in teacher.state_dict().items() if not k.startswith(converted)}
     missing = student.load_state_dict(kept, strict=False, assign=True).missing_keys
@@ -102,3 +106,12 @@ def build_student(
     if teacher.can_generate():
         student.generation_config = teacher.generation_config
     return student.eval().requires_grad_(False)
+
+
+@torch.no_grad()
+def cast(mixer: GatedDeltaNet, dtype: torch.dtype) -> GatedDeltaNet:
+    """Casts a mixer's parameters in place, but for those of `FLOAT32`."""
+    for name, parameter in mixer.named_parameters():
+        if name not in FLOAT32:
+            parameter.data = parameter.data.to(dtype)
+    return mixer

@@ -1,0 +1,79 @@
+"""`run.py` as a person calls it: exit status, one message, no traceback, nothing half-written."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from composing import ROOT
+
+
+def call(
+    folder: Path, *args: str, before: Callable[[], None] | None = None, **env: str
+) -> subprocess.CompletedProcess[str]:
+    places = [f"paths.cache_dir={folder}/cache", f"paths.output_dir={folder}/out"]
+    return subprocess.run(
+        [sys.executable, str(ROOT / "run.py"), *args, "experiment=smoke", *places],
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **env},
+        capture_output=True,
+        text=True,
+        preexec_fn=before,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("teacher.nme=x", "allowed: name, source, path"),
+        ("seed=abc", "could not be converted to Integer"),
+        ("policy=every3", "every2"),
+        ("eval.stride=0", "eval.stride=0: at least 1 is allowed"),
+    ],
+)
+def test_a_wrong_configuration(override: str, message: str, tmp_path: Path) -> None:
+    done = call(tmp_path, override)
+    assert done.returncode == 1
+    assert message in done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_tracebacks_are_there_when_asked_for(tmp_path: Path) -> None:
+    done = call(tmp_path, "eval.stride=0", HYDRA_FULL_ERROR="1")
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+
+
+def test_a_sweep_goes_on_after_a_failed_job_and_says_so(tmp_path: Path) -> None:
+    done = call(tmp_path, "-m", "eval.tokens=0,128")
+    assert done.returncode == 1
+    assert "eval.tokens=0: at least 1 is allowed" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert len(list(tmp_path.glob("out/*/metrics.json"))) == 1
+
+
+def test_a_full_disk_loses_nothing_and_the_run_continues(tmp_path: Path) -> None:
+    """Files of at most 200 kB: tokens and mixers fit, the student (471 kB) does not."""
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
+
+    # As many tokens as give small captures.
+    small = ["data.calibration_tokens=128", "run_dir=run"]
+    done = call(tmp_path, *small, before=limit)
+    assert done.returncode == 1
+    assert "Nothing was half-written" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "run" / "student").exists()
+    assert not list((tmp_path / "run").rglob(".*"))
+    assert (tmp_path / "run" / "align" / "layer_001" / "mixer.safetensors").is_file()
+    done = call(tmp_path, *small)
+    assert done.returncode == 0
+    assert "found, not redone" in done.stdout

@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
-# Every init on the embedded teacher, then the table. From the repository's root, after `make env`.
+# Every init of config.yaml on the embedded teacher, then the table. From the repository's root,
+# after `make env`.
 set -euo pipefail
-.venv/bin/python run.py -m paths.output_dir=out/inits \
-  init=copy_only,zero_gate,phase1,phase2,full,taylor,paper
-.venv/bin/python experiments/inits/collect.py out/inits
+here=$(dirname "$0")
+inits=$(sed -n 's/^init: \[\(.*\)\]$/\1/p' "$here/config.yaml" | tr -d ' ')
+.venv/bin/python run.py -m paths.output_dir=out/inits "init=$inits"
+.venv/bin/python "$here/collect.py" out/inits

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from dataclasses import fields, is_dataclass
 
@@ -51,6 +52,7 @@ def reasons(error: BaseException) -> list[str]:
 
 def run_main() -> int:
     """Runs `main`; tracebacks of what the user can mend are shown under HYDRA_FULL_ERROR=1 only."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # stop as Ctrl-C does, and tidy up
     wants_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
     os.environ["HYDRA_FULL_ERROR"] = "1"  # else Hydra prints and exits before we see the error
     try:

@@ -116,6 +116,9 @@ def _disk_reason(error: Exception) -> str | None:
         errno.EDQUOT: "the disk quota is used up",
         errno.EROFS: "the file system is read-only",
         errno.EACCES: "permission denied",
+        errno.ENOENT: "there is no such folder, and none can be made there",
+        errno.ENAMETOOLONG: "the name is too long",
+        errno.EIO: "the disk reports an error",
         errno.ENOTDIR: "a part of the path is a file, not a folder",
         errno.EFBIG: "the file is larger than allowed",
     }
@@ -212,7 +215,12 @@ def _umask() -> int:
 def read_manifest(folder: Path) -> Manifest | None:
     """The manifest of an artifact, or None where there is no such artifact."""
     path = Path(folder) / MANIFEST
-    return Manifest(**read_json(path)) if path.is_file() else None
+    if not path.is_file():
+        return None
+    try:
+        return Manifest(**read_json(path))
+    except TypeError as error:
+        raise TCError(f"{path} is damaged ({error}); delete {folder} and run again.") from error
 
 
 def verify(folder: Path, manifest: Manifest) -> None:

@@ -41,6 +41,7 @@ AT_LEAST = {
     "eval.stride": 1,
     "eval.batch_sequences": 1,
     "trainer.threads": 1,
+    "paths.cache_days": 0,
 }
 """The smallest value that each number may have."""
 
@@ -69,7 +70,7 @@ def _numbers(config: Config) -> Iterator[str]:
         if value is not None and not value >= least:
             yield f"{key}={value}: at least {least} is allowed"
     clip = config.align.gradient_clip
-    if clip is not None and clip <= 0:
+    if clip is not None and not clip > 0:
         yield f"align.gradient_clip={clip}: above 0, or null for none"
 
 
@@ -139,9 +140,9 @@ def _init(config: Config) -> Iterator[str]:
         yield "init.gate=zero leaves nothing to read, so init.read_out=ridge cannot be solved"
     if not 0 < init.gate_rms <= 1:
         yield f"init.gate_rms={init.gate_rms}: above 0 and at most 1 is allowed"
-    if not init.ridge or min(init.ridge) <= 0:
+    if not init.ridge or not all(strength > 0 for strength in init.ridge):
         yield f"init.ridge={init.ridge}: a list of strengths above 0, such as [1e-3,1e-2]"
-    if student.norm_eps <= 0:
+    if not student.norm_eps > 0:
         yield f"student.norm_eps={student.norm_eps}: above 0 is allowed"
 
 

@@ -33,9 +33,9 @@ from tc.artifacts import (
     writing,
 )
 from tc.check import require_layers, validate
-from tc.config import Accelerator, Config, science, typed
+from tc.config import STAGES, Accelerator, Config, science, typed
 from tc.curves import make_logger
-from tc.data import evaluation_windows, packed_part, write_tokens
+from tc.data import evaluation_windows, packed_part, sources_digest, write_tokens
 from tc.errors import TCError
 from tc.evaluate import perplexity
 from tc.init import (
@@ -58,6 +58,9 @@ from tc.teacher import Teacher, load_teacher, read_geometry
 from tc.teacher.attention import Attention
 
 log = logging.getLogger(__name__)
+
+TIMED = ("teacher", *STAGES)
+"""What the total time is the sum of; what was found and not redone counts as it took when made."""
 
 
 def run(cfg: DictConfig, overrides: Sequence[str] = ()) -> float | None:
@@ -120,12 +123,10 @@ class Pipeline:
             "student": self.student,
             "evaluate": self.evaluate,
         }
-        with Meter() as total:
-            for name, stage in stages.items():
-                if name in self.config.stages:
-                    log.info("stage %s", name)
-                    stage()
-        self._count("total", total.facts())
+        for name, stage in stages.items():
+            if name in self.config.stages:
+                log.info("stage %s", name)
+                stage()
         self._report()
         return self.metrics.get("student/perplexity")
 
@@ -190,7 +191,12 @@ class Pipeline:
     def _data_made_by(self) -> dict[str, Any]:
         section = self._section("data", "eval", "seed")
         section.pop("eval.batch_sequences", None)
-        return {"teacher": self.teacher.identity, "code": code_version("data"), **section}
+        return {
+            "teacher": self.teacher.identity,
+            "sources": sources_digest(self.config.data),
+            "code": code_version("data"),
+            **section,
+        }
 
     def data(self) -> None:
         """Reads, splits, tokenises and packs the text."""
@@ -438,7 +444,9 @@ class Pipeline:
             ("teacher", lambda: self.teacher.model, common),
             ("copy_only", self.copy_only, plain),
         ):
-            models.append((name, model, self.cache / "evaluations" / hash_of(made_by), made_by))
+            folder = self.cache / "evaluations" / hash_of(made_by)
+            models.append((name, model, folder, made_by))
+            self.shared[f"evaluation of {name}"] = folder
         student = {**self._student_made_by, **common}
         models.append(("student", self.load_student, self.path("evaluate"), student))
         infos = {n: self._evaluate(n, m, folder, made) for n, m, folder, made in models}
@@ -481,6 +489,11 @@ class Pipeline:
 
     def _report(self) -> None:
         self.metrics = self.folder.write_metrics(self.metrics)
+        seen = [name for name in TIMED if f"{name}/seconds" in self.metrics]
+        seconds = sum(self.metrics[f"{name}/seconds"] for name in seen)
+        peak = max(self.metrics[f"{name}/peak_rss_bytes"] for name in seen)
+        self._count("total", {"seconds": round(seconds, 3), "peak_rss_bytes": peak})
+        self.folder.write_metrics(self.metrics)
         self.folder.write_artifacts(self.shared)
         logger = self.logger
         for layer in self.converted if self.config.init.align else []:

@@ -32,6 +32,7 @@ from tc.config import science
 from tc.errors import TCError, one_message
 
 STAGE_FOLDERS = ("data", "init", "align", "student", "evaluate")
+RECORDS = ("metrics.json", "metrics.csv", "artifacts.json", "environment.json", "code.diff")
 PACKAGES = (
     "torch",
     "transformers",
@@ -71,8 +72,10 @@ class RunFolder:
             write_json(path / "science.json", facts)
             resolved = OmegaConf.to_yaml(cfg, resolve=True)
             write_text(path / "config.yaml", resolved)
-            write_json(path / "environment.json", environment())
-            write_text(path / "code.diff", git("diff", "HEAD") or "")
+            # Of the run that began here: one that only finds results must not claim them.
+            if not (path / "environment.json").is_file():
+                write_json(path / "environment.json", environment())
+                write_text(path / "code.diff", git("diff", "HEAD") or "")
 
     def _check(self, facts: dict[str, Any], resume: bool) -> None:
         record = self.path / "science.json"
@@ -90,7 +93,7 @@ class RunFolder:
             )
 
     def _clear(self) -> None:
-        for name in (*STAGE_FOLDERS, "curves", "metrics.json", "metrics.csv", "artifacts.json"):
+        for name in (*STAGE_FOLDERS, "curves", *RECORDS):
             target = self.path / name
             if target.is_dir():
                 shutil.rmtree(target)

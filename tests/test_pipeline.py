@@ -81,6 +81,7 @@ def test_run_folder_is_the_documented_contract(tmp_path: Path) -> None:
     }
     artifacts = json.loads((tmp_path / "run" / "artifacts.json").read_text())
     assert {"data", "student", "evaluate", "init/layer_001", "align/layer_001"} <= set(artifacts)
+    assert {"calibration", "evaluation of teacher", "evaluation of copy_only"} <= set(artifacts)
     for facts in artifacts.values():
         for name, file in facts["files"].items():
             assert hash_file(Path(facts["folder"]) / name) == file["sha256"]
@@ -94,6 +95,19 @@ def test_the_four_parts_are_disjoint_and_recorded(tmp_path: Path) -> None:
     parts = {name: set(part["hashes"]) for name, part in record["parts"].items()}
     assert set(parts) == {"calibration", "training", "selection", "evaluation"}
     assert sum(map(len, parts.values())) == len(set.union(*parts.values())) > 200
+
+
+def test_changed_text_is_told_apart(tmp_path: Path) -> None:
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    for i in range(8):
+        (texts / f"{i}.txt").write_text(f"document {i}: " + "some words of its own. " * 80)
+    options = ["data=files", f"data.path=[{texts}/*.txt]", "stages=[data]"]
+    go(tmp_path / "run", *options)
+    go(tmp_path / "run", *options)
+    (texts / "3.txt").write_text("something else. " * 100)
+    with pytest.raises(TCError, match="sources: "):
+        go(tmp_path / "run", *options)
 
 
 def test_policy_all_is_the_teacher(tmp_path: Path) -> None:

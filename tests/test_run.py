@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -77,3 +79,23 @@ def test_a_full_disk_loses_nothing_and_the_run_continues(tmp_path: Path) -> None
     done = call(tmp_path, *small)
     assert done.returncode == 0
     assert "found, not redone" in done.stdout
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_with_a_status_and_leaves_nothing_half_written(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    options = ["align.steps=100000", "run_dir=run", "experiment=smoke"]
+    command = [sys.executable, str(ROOT / "run.py"), *options, f"paths.cache_dir={tmp_path}/cache"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.glob("run/align/.layer_001.*")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(1.0)  # into the first steps
+    process.send_signal(number)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert b"the same command continues" in said
+    assert not list(tmp_path.glob("run/align/.*"))
+    assert (tmp_path / "run" / "init" / "layer_001" / "mixer.safetensors").is_file()

@@ -43,7 +43,9 @@ def collect(sweep: Path) -> dict[str, Any]:
     """All finished runs below a folder, with what they ran on."""
     folders = sorted(path.parent for path in sweep.glob("*/metrics.json"))
     rows = sorted((read_run(folder) for folder in folders), key=lambda r: ORDER.index(r["init"]))
-    environment = json.loads((folders[0] / "environment.json").read_text())
+    # A sweep is one process: the code it runs is that of its first job.
+    first = min(folders, key=lambda folder: (folder / "environment.json").stat().st_mtime)
+    environment = json.loads((first / "environment.json").read_text())
     facts = ("git_commit", "cpu", "cores", "memory_bytes", "python", "packages")
     return {
         "date": datetime.date.today().isoformat(),

@@ -67,7 +67,11 @@ def align_layer(
     module = LayerAlignment(mixer.requires_grad_(True), attention, selection, cfg)
     with _quiet_lightning():
         trainer = _trainer(cfg, best, mixer)
-        trainer.fit(module, _loader(parts["calibration"], cfg, seed + mixer.layer_idx))
+        try:
+            trainer.fit(module, _loader(parts["calibration"], cfg, seed + mixer.layer_idx))
+        except SystemExit as stop:
+            # Lightning turns both signals into an exit, SIGTERM into one with status 0.
+            raise KeyboardInterrupt from stop
         del trainer, module
         gc.collect()  # the two refer to each other, and hold a layer's activations
     mixer.load_state_dict(best.state)

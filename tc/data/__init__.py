@@ -8,6 +8,7 @@ from tc.data.splits import (
     load_splits,
     missing_sources,
     prove_disjoint,
+    sources_digest,
 )
 from tc.data.store import evaluation_windows, packed_part, write_tokens
 from tc.data.window import Window, collate, windows
@@ -26,6 +27,7 @@ __all__ = [
     "pack",
     "packed_part",
     "prove_disjoint",
+    "sources_digest",
     "windows",
     "write_tokens",
 ]

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any
 
-from tc.artifacts import hash_of
+from tc.artifacts import hash_file, hash_of
 from tc.config import DataConfig, DataKind
 from tc.data.documents import PARTS, REQUIRED, Document
 from tc.data.files import expand, read_files
@@ -109,6 +109,21 @@ def missing_sources(cfg: DataConfig) -> list[str]:
     keys = ["path"] if not _by_name(cfg) else list(PARTS)
     given = [(f"data.{key}", getattr(cfg, key)) for key in keys if getattr(cfg, key)]
     return [problem for key, patterns in given for problem in expand(patterns, key)[1]]
+
+
+def sources_digest(cfg: DataConfig) -> str:
+    """Hash of the contents of local sources, for the key of what is made from them.
+
+    Of a dataset on the hub it is the name alone: what is there is known only once it is read.
+    """
+    if cfg.kind is DataKind.hf:
+        return hash_of([cfg.dataset, cfg.subset, cfg.split])
+    if cfg.kind is DataKind.speeches:
+        paths = sorted(speeches_folder().rglob("*.txt"))
+    else:
+        keys = ("path", *PARTS)
+        paths = [p for key in keys for p in expand(getattr(cfg, key) or [], f"data.{key}")[0]]
+    return hash_of([[path.name, hash_file(path)] for path in paths])
 
 
 def _by_name(cfg: DataConfig) -> bool:

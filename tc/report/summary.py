@@ -23,7 +23,9 @@ def show_summary(metrics: dict[str, Any], run_dir: Path) -> None:
         title = f"perplexity on {metrics['evaluation_tokens']:,} held-out tokens"
         ui.table(title, ["model", "perplexity", "standard error", "x teacher"], _ppl_rows(metrics))
         ratio = metrics["copy_only/perplexity_over_student"]
-        ui.say(f"The student's perplexity is {ratio:,.1f} times below that of copy_only.")
+        word = "below" if ratio >= 1 else "above"
+        times = max(ratio, 1 / ratio)
+        ui.say(f"The student's perplexity is {times:,.1f} times {word} that of copy_only.")
     student = run_dir / "student"
     if (student / "config.json").is_file():
         ui.say(f"\nstudent: {student}\nnext, let it speak:\n\n{_next_command(student)}\n")

@@ -118,7 +118,6 @@ def _disk_reason(error: Exception) -> str | None:
         errno.EACCES: "permission denied",
         errno.ENOENT: "there is no such folder, and none can be made there",
         errno.ENAMETOOLONG: "the name is too long",
-        errno.EIO: "the disk reports an error",
         errno.ENOTDIR: "a part of the path is a file, not a folder",
         errno.EFBIG: "the file is larger than allowed",
     }

@@ -22,6 +22,9 @@ from tc.errors import one_message
 STAGES = ("data", "calibrate", "initialise", "align", "student", "evaluate")
 """The stages of a run, in order. A later one needs what the earlier ones left."""
 
+TIMED = ("teacher", *STAGES)
+"""What the total time is the sum of; what was found and not redone counts as it took when made."""
+
 
 class TeacherSource(Enum):
     """Where a teacher comes from."""

@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from tc.artifacts import (
     writing,
 )
 from tc.check import require_layers, validate
-from tc.config import STAGES, Accelerator, Config, science, typed
+from tc.config import TIMED, Accelerator, Config, science, typed
 from tc.curves import make_logger
 from tc.data import evaluation_windows, packed_part, sources_digest, write_tokens
 from tc.errors import TCError
@@ -58,9 +58,6 @@ from tc.teacher import Teacher, load_teacher, read_geometry
 from tc.teacher.attention import Attention
 
 log = logging.getLogger(__name__)
-
-TIMED = ("teacher", *STAGES)
-"""What the total time is the sum of; what was found and not redone counts as it took when made."""
 
 
 def run(cfg: DictConfig, overrides: Sequence[str] = ()) -> float | None:
@@ -104,7 +101,8 @@ class Pipeline:
     def __init__(self, config: Config, folder: RunFolder, facts: dict[str, Any]) -> None:
         self.config, self.folder, self.facts = config, folder, facts
         self.cache = Path(config.paths.cache_dir).expanduser()
-        self.metrics: dict[str, Any] = {}
+        self.metrics = folder.read_metrics()
+        self._known: dict[Path, Manifest] = {}
         self.shared: dict[str, Path] = {}
         self.device = torch.device("cuda" if _use_gpu(config) else "cpu")
         if config.trainer.threads:
@@ -175,15 +173,32 @@ class Pipeline:
         made_by: dict[str, Any],
         make: Callable[[Path], dict[str, Any]],
     ) -> Manifest:
-        """Finds a stage's artifact, or makes it and measures that."""
-        wanted = Manifest(stage, made_by)
-        found = find(folder, wanted)
-        if found is None:
-            with writing(folder, wanted) as fresh, _measured(wanted):
-                wanted.info.update(make(fresh))
-        self._count(stage, (found or wanted).info)
-        self.metrics[f"{stage}/reused"] = found is not None
-        return found or wanted
+        """Finds a stage's artifact, or makes it and measures that; counts it either way."""
+        manifest, reused = self._artifact(folder, Manifest(stage, made_by), make)
+        self._count(stage, manifest.info)
+        self.metrics[f"{stage}/reused"] = reused
+        return manifest
+
+    def _artifact(
+        self, folder: Path, wanted: Manifest, make: Callable[[Path], dict[str, Any]]
+    ) -> tuple[Manifest, bool]:
+        """The artifact at a folder, and whether it was there."""
+        found = self._find(folder, wanted)
+        if found is not None:
+            return found, True
+        with writing(folder, wanted) as fresh, _measured(wanted):
+            wanted.info.update(make(fresh))
+        self._known[folder] = wanted
+        return wanted, False
+
+    def _find(self, folder: Path, wanted: Manifest) -> Manifest | None:
+        """Looks for an artifact; gigabytes are hashed once a run, not at every use."""
+        if folder not in self._known:
+            found = find(folder, wanted)
+            if found is None:
+                return None
+            self._known[folder] = found
+        return self._known[folder]
 
     # ---- data ------------------------------------------------------------------------------------
 
@@ -217,7 +232,7 @@ class Pipeline:
         return load_tensors(self.path("data", "tokens.safetensors"))
 
     def _require(self, stage: str, folder: Path, made_by: dict[str, Any]) -> Manifest:
-        found = find(folder, Manifest(stage, made_by))
+        found = self._find(folder, Manifest(stage, made_by))
         if found is None:
             raise TCError(
                 f"stage {stage} has left nothing in {folder}; run it first: add it to "
@@ -276,28 +291,33 @@ class Pipeline:
         make: Callable[[int], tuple[GatedDeltaNet, dict[str, Any]]],
     ) -> None:
         """Makes the mixers that are not there yet, each an artifact of its own."""
-        infos, made = [], 0
+        infos, reused = [], []
+
+        def save(layer: int, fresh: Path) -> dict[str, Any]:
+            mixer, info = make(layer)
+            save_tensors(fresh / "mixer.safetensors", mixer_state(mixer))
+            return info
+
         with ui.progress(stage, len(self.converted), "layers") as advance:
             for layer in self.converted:
-                folder = self._mixer_folder(stage, layer)
                 wanted = Manifest(stage, {**made_by, "layer": layer})
-                found = find(folder, wanted)
-                if found is None:
-                    made += 1
-                    with writing(folder, wanted) as fresh, _measured(wanted):
-                        mixer, info = make(layer)
-                        save_tensors(fresh / "mixer.safetensors", mixer_state(mixer))
-                        wanted.info.update(info)
-                infos.append((found or wanted).info)
+                folder = self._mixer_folder(stage, layer)
+                manifest, found = self._artifact(folder, wanted, partial(save, layer))
+                infos.append(manifest.info)
+                reused.append(found)
                 advance(1)
         if infos:
-            self._summarise(stage, infos, made)
+            self._summarise(stage, infos, all(reused))
 
-    def _summarise(self, stage: str, infos: list[dict[str, Any]], made: int) -> None:
+    def _count_all(self, stage: str, infos: Sequence[dict[str, Any]], reused: bool) -> None:
+        """Counts a stage of several parts: times add up, the peak is the highest."""
         seconds = sum(info["seconds"] for info in infos)
         peak = max(info["peak_rss_bytes"] for info in infos)
         self._count(stage, {"seconds": round(seconds, 3), "peak_rss_bytes": peak})
-        self.metrics[f"{stage}/reused"] = made == 0
+        self.metrics[f"{stage}/reused"] = reused
+
+    def _summarise(self, stage: str, infos: list[dict[str, Any]], reused: bool) -> None:
+        self._count_all(stage, infos, reused)
         errors = [info["error"] for info in infos if info.get("error") is not None]
         if errors:
             self.metrics[f"{stage}/relative_error"] = sum(errors) / len(errors)
@@ -312,12 +332,14 @@ class Pipeline:
         Raises:
             TCError: if the stage has not made it.
         """
-        made_by = {"initialise": self._init_made_by, "align": self._align_made_by}[stage]
         folder = self._mixer_folder(stage, layer)
-        self._require(stage, folder, {**made_by, "layer": layer})
+        self._require(stage, folder, {**self._mixers_made_by(stage), "layer": layer})
         mixer = fresh_mixer(self.attention(layer), layer, self.form, self.config.seed)
         mixer.load_state_dict(load_tensors(folder / "mixer.safetensors"))
         return mixer
+
+    def _mixers_made_by(self, stage: str) -> dict[str, Any]:
+        return self._align_made_by if stage == "align" else self._init_made_by
 
     @cached_property
     def _init_made_by(self) -> dict[str, Any]:
@@ -385,8 +407,7 @@ class Pipeline:
 
     @cached_property
     def _student_made_by(self) -> dict[str, Any]:
-        last = {"initialise": self._init_made_by, "align": self._align_made_by}[self._last_stage]
-        return {**last, "layers": self.converted}
+        return {**self._mixers_made_by(self._last_stage), "layers": self.converted}
 
     def student(self) -> None:
         """Puts the mixers into the teacher's model and saves it as a Hugging Face folder."""
@@ -479,31 +500,31 @@ class Pipeline:
         self.metrics["student/perplexity_over_teacher"] = ppl["student"] / ppl["teacher"]
         self.metrics["copy_only/perplexity_over_student"] = ppl["copy_only"] / ppl["student"]
         self.metrics["evaluation_tokens"] = infos["student"]["tokens"]
-        seconds = sum(info["seconds"] for info in infos.values())
-        peak = max(info["peak_rss_bytes"] for info in infos.values())
-        self._count("evaluate", {"seconds": round(seconds, 3), "peak_rss_bytes": peak})
-        reused = [self.metrics[f"evaluate_{name}/reused"] for name in infos]
-        self.metrics["evaluate/reused"] = all(reused)
+        reused = all(self.metrics[f"evaluate_{name}/reused"] for name in infos)
+        self._count_all("evaluate", list(infos.values()), reused)
 
     # ---- report ----------------------------------------------------------------------------------
 
     def _report(self) -> None:
-        self.metrics = self.folder.write_metrics(self.metrics)
         seen = [name for name in TIMED if f"{name}/seconds" in self.metrics]
         seconds = sum(self.metrics[f"{name}/seconds"] for name in seen)
         peak = max(self.metrics[f"{name}/peak_rss_bytes"] for name in seen)
         self._count("total", {"seconds": round(seconds, 3), "peak_rss_bytes": peak})
         self.folder.write_metrics(self.metrics)
         self.folder.write_artifacts(self.shared)
-        logger = self.logger
-        for layer in self.converted if self.config.init.align else []:
-            folder = self._mixer_folder("align", layer)
-            manifest = find(folder, Manifest("align", {**self._align_made_by, "layer": layer}))
-            for step, error in manifest.info["history"] if manifest else []:
-                logger.log_metrics({"align/layer": layer, "align/held_out_error": error}, step)
-        logger.log_metrics({k: v for k, v in self.metrics.items() if isinstance(v, int | float)})
-        logger.finalize("success")
+        self._log_curves()
         show_summary(self.metrics, self.folder.path)
+
+    def _log_curves(self) -> None:
+        for layer in self.converted if self.config.init.align else []:
+            wanted = Manifest("align", {**self._align_made_by, "layer": layer})
+            manifest = self._find(self._mixer_folder("align", layer), wanted)
+            for step, error in manifest.info["history"] if manifest else []:
+                point = {"align/layer": layer, "align/held_out_error": error}
+                self.logger.log_metrics(point, step)
+        numbers = {k: v for k, v in self.metrics.items() if isinstance(v, int | float)}
+        self.logger.log_metrics(numbers)
+        self.logger.finalize("success")
 
 
 @contextmanager

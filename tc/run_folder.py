@@ -109,20 +109,18 @@ class RunFolder:
         logger.addHandler(handler)
         return handler
 
-    def write_metrics(self, metrics: dict[str, Any]) -> dict[str, Any]:
-        """Writes the flat metrics as `metrics.json` and `metrics.csv`.
+    def read_metrics(self) -> dict[str, Any]:
+        """The metrics that an earlier run of the same configuration left here, or none."""
+        path = self.path / "metrics.json"
+        return read_json(path) if path.is_file() else {}
 
-        Returns:
-            The metrics, with those of stages that ran here before and not this time.
-        """
-        before = self.path / "metrics.json"
-        metrics = {**(read_json(before) if before.is_file() else {}), **metrics}
+    def write_metrics(self, metrics: dict[str, Any]) -> None:
+        """Writes the flat metrics as `metrics.json` and `metrics.csv`."""
         write_json(self.path / "metrics.json", metrics)
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerows([("metric", "value"), *metrics.items()])
         write_text(self.path / "metrics.csv", text.getvalue())
-        return metrics
 
     def write_artifacts(self, others: dict[str, Path]) -> None:
         """Writes `artifacts.json`: key and file hashes of every artifact of the run.

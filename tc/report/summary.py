@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from tc import ui
+from tc.config import TIMED
 from tc.plan import Plan
-
-STAGES = ("teacher", "data", "calibrate", "initialise", "align", "student", "evaluate", "total")
 
 
 def show_summary(metrics: dict[str, Any], run_dir: Path) -> None:
@@ -33,7 +32,7 @@ def show_summary(metrics: dict[str, Any], run_dir: Path) -> None:
 
 def _stage_rows(metrics: dict[str, Any]) -> list[list[Any]]:
     rows = []
-    for stage in STAGES:
+    for stage in (*TIMED, "total"):
         if f"{stage}/seconds" in metrics:
             wall = ui.duration(metrics[f"{stage}/seconds"])
             peak = ui.size(metrics[f"{stage}/peak_rss_bytes"])

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from teacher_helpers import EMBEDDED, gguf_header, gguf_tensors, random_cfg, write_gguf
 from transformers import PreTrainedModel
 
@@ -42,11 +41,3 @@ def export(tmp_path: Path) -> Export:
 @pytest.fixture(scope="session")
 def embedded(tmp_path_factory: pytest.TempPathFactory) -> Teacher:
     return load_teacher(TeacherConfig(**EMBEDDED), tmp_path_factory.mktemp("cache"))
-
-
-@pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)

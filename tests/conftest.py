@@ -1,4 +1,4 @@
-"""What every test runs under; being here, it makes `composing` importable from every folder too."""
+"""What every test runs under."""
 
 from __future__ import annotations
 

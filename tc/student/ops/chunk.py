@@ -1,25 +1,49 @@
-"""The gated delta rule by chunks: matrix products inside a chunk, a state passed between them.
+"""The gated delta rule by chunks, with its gradient written out.
 
-Shape letters: B batch, T tokens, H heads, N chunks, C tokens of a chunk, K key dim, V value dim.
+Shape letters: B batch, T tokens, H heads, N chunks of a slab, M = N B H, C tokens of a chunk,
+K key dim, V value dim.
 
-With G the running sum of g inside a chunk and D_ij = exp(G_i - G_j) for j <= i, the updates
-u_i = beta_i (v_i - S_i^T k_i) of a chunk that starts at state S solve a unit lower-triangular
-system:
+Inside a chunk that starts at state S, with G the running sum of g, D_ij = exp(G_i - G_j) for
+j <= i, a_i = exp(G_i), e_j = exp(G_C - G_j), P = Q K^T * D and A = strict_lower(K K^T * D), the
+errors E_i = v_i - S_i^T k_i of the delta rule solve one unit lower-triangular system:
 
-    (I + strict_lower(beta K K^T * D)) u = beta V - beta exp(G) K S
+    (I + A diag(beta)) E = V - a K S
+    U = beta E;    O = a Q S + P U;    S' = exp(G_C) S + (e K)^T U
 
-so one solve per chunk gives both parts, and only the products with S are sequential
-(arXiv 2412.06464, section 3.3; the WY form of arXiv 2406.06484).
+(arXiv 2412.06464, section 3.3; the WY form of arXiv 2406.06484.) Solved for E and not for U, since
+the gradient of beta is then a product with E, which exists where beta is 0. With dO and dS' given,
+and dZ the gradient of the right-hand side:
+
+    dE = beta (P^T dO + e K dS');    dZ = (I + A diag(beta))^-T dE = dV
+    dS = exp(G_C) dS' + (a Q)^T dO - (a K)^T dZ
+
+and all else are products inside the chunk. Only the lines with S and dS are sequential. What is
+kept for the gradient is S, E and the inverse of the system; the rest is cheaper to make again.
+
+Queries and keys are stacked along the tokens, `[Q; K]` of 2C rows, as are `[dO; -dZ]`: so one
+product serves both wherever they meet the same matrix. A slab of some chunks is worked on at a
+time, so that what it needs stays in the cache of a core and no temporary grows with T.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
 import torch
-import torch.nn.functional as F
+from torch.autograd.function import once_differentiable
 
 from tc.student.ops.loop import compute_dtype, empty_state
 
 CHUNK = 64
+"""Tokens of a chunk: more make the products larger, and the work inside a chunk with them."""
+
+SLAB = 16
+"""Matrices of a batched product, about: fewer cost calls, more cost cache misses."""
+
+BLOCK = 16
+"""Rows of the triangular blocks that are solved row by row; larger ones are put together."""
 
 
 def chunk_gated_delta_rule(
@@ -37,70 +61,283 @@ def chunk_gated_delta_rule(
     Returns:
         Read-outs `[B, T, H, V]` and the final state `[B, H, K, V]`.
     """
-    T, V = v.shape[1], v.shape[-1]
-    S = empty_state(q, v, initial_state)
-    dtype = compute_dtype(v)
-    q, k, v, g, beta = (_chunked(x.to(dtype)) for x in (q, k, v, g, beta))
-    q = q * scale
-    same, carried = _documents(resets, q)
-    D = _decay(g, same)
-    from_start = (g.cumsum(-1).exp() * carried)[..., None]
-    to_end = D[..., -1, :, None]
-
-    A = (k @ k.mT) * D * beta[..., None]
-    rhs = beta[..., None] * torch.cat([v, k * from_start], -1)
-    # `unitriangular` takes the diagonal as ones and never reads it: I + strict_lower(A).
-    solved = torch.linalg.solve_triangular(A, rhs, upper=False, unitriangular=True)
-    u, w = solved.split([V, k.shape[-1]], -1)
-    scores = (q @ k.mT) * D
-    q_start, k_end = q * from_start, (k * to_end).mT
-    through = from_start[..., -1:, :]
-
-    outputs = []
-    for n in range(v.shape[2]):
-        update = u[:, :, n] - w[:, :, n] @ S
-        outputs.append(q_start[:, :, n] @ S + scores[:, :, n] @ update)
-        S = S * through[:, :, n] + k_end[:, :, n] @ update
-    o = torch.stack(outputs, 2)
-    return o.flatten(2, 3)[:, :, :T].transpose(1, 2), S
+    state = empty_state(q, v, initial_state)
+    inputs = (q, k, v, g, beta, state)
+    if torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
+        return _ChunkRule.apply(*inputs, scale, resets)
+    return _forward(*inputs, scale, resets, None)
 
 
-def _chunked(x: torch.Tensor) -> torch.Tensor:
-    """`[B, T, H, ...]` to `[B, H, N, C, ...]`, with zeros, which change nothing, at the end."""
-    T = x.shape[1]
-    C = min(CHUNK, T)
-    x = x.transpose(1, 2)
-    x = F.pad(x, (*(0, 0) * (x.dim() - 3), 0, -T % C))
-    return x.unflatten(2, (-1, C))
+class _ChunkRule(torch.autograd.Function):
+    """`_forward` and `_backward` for autograd."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        g: torch.Tensor,
+        beta: torch.Tensor,
+        state: torch.Tensor,
+        scale: float,
+        resets: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        kept: list[torch.Tensor] = []
+        outputs = _forward(q, k, v, g, beta, state, scale, resets, kept)
+        ctx.save_for_backward(q, k, v, g, beta, resets, *kept)
+        ctx.scale = scale
+        return outputs
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, do: torch.Tensor, dstate: torch.Tensor) -> tuple[Any, ...]:
+        q, k, v, g, beta, resets, *kept = ctx.saved_tensors
+        return (*_backward(q, k, v, g, beta, ctx.scale, resets, kept, do, dstate), None, None)
 
 
-def _decay(g: torch.Tensor, same: torch.Tensor | None) -> torch.Tensor:
-    """D_ij = exp(g_{j+1} + ... + g_i) where token i sees token j, else 0; `[B, H, N, C, C]`.
+@dataclass(frozen=True)
+class _Span:
+    """The tokens of a slab: N chunks of C from `start` on."""
 
-    Summed pair by pair: in the difference of two running sums a strong decay would drown the small
-    ones after it, and the gradient of g. Masked before the exponential, so that no discarded term
-    can overflow.
+    start: int
+    N: int
+    C: int
+
+    def chunks(self, x: torch.Tensor) -> torch.Tensor:
+        """The span of `[B, T, H, ...]` as a view `[N, B, H, C, ...]`."""
+        part = x[:, self.start : self.start + self.N * self.C].unflatten(1, (self.N, self.C))
+        return part.permute(1, 0, 3, 2, *range(4, part.dim()))
+
+
+def _spans(heads: int, T: int) -> list[_Span]:
+    """Whole chunks by slabs, and what is left of T as a chunk of its own."""
+    N, whole = max(1, SLAB // heads), T // CHUNK
+    spans = [_Span(n * CHUNK, min(N, whole - n), CHUNK) for n in range(0, whole, N)]
+    return spans + ([_Span(whole * CHUNK, 1, T % CHUNK)] if T % CHUNK else [])
+
+
+@dataclass
+class _Slab:
+    """What forward and backward both need of a slab, in the dtype of the state.
+
+    Attributes:
+        qk: `[Q; K]`, q scaled, `[M, 2C, K]`.
+        products: `[P; A]`, A with its diagonal, `[M, 2C, C]`.
+        decay: D, `[M, C, C]`.
+        beta: `[M, C, 1]`.
+        from_start: a, twice, for the rows of `qk`, `[M, 2C, 1]`.
+        to_end: e, `[M, C, 1]`.
+        through: the decay of a state that passes the chunk, `[M, 1, 1]`.
     """
-    C = g.shape[-1]
-    sees = torch.ones(C, C, dtype=torch.bool, device=g.device).tril()
-    total = g[..., :, None].expand(*g.shape, C).masked_fill(~sees.tril(-1), 0).cumsum(-2)
-    if same is not None:
-        sees = sees & same
-    return total.masked_fill(~sees, -torch.inf).exp()
+
+    qk: torch.Tensor
+    products: torch.Tensor
+    decay: torch.Tensor
+    beta: torch.Tensor
+    from_start: torch.Tensor
+    to_end: torch.Tensor
+    through: torch.Tensor
+
+    @property
+    def k(self) -> torch.Tensor:
+        """Keys `[M, C, K]`."""
+        return self.qk.unflatten(1, (2, -1))[:, 1]
 
 
-def _documents(
-    resets: torch.Tensor | None, q: torch.Tensor
-) -> tuple[torch.Tensor | None, torch.Tensor | float]:
-    """What document boundaries allow inside each chunk.
+def _stage(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    scale: float,
+    resets: torch.Tensor | None,
+    span: _Span,
+    dtype: torch.dtype,
+) -> _Slab:
+    B, _, H, K = q.shape
+    N, C, M = span.N, span.C, span.N * B * H
+    qk = torch.empty(N, B, H, 2, C, K, dtype=dtype, device=q.device)
+    qk[:, :, :, 0].copy_(span.chunks(q)).mul_(scale)
+    qk[:, :, :, 1].copy_(span.chunks(k))
+    qk = qk.view(M, 2 * C, K)
+
+    # In float64: in float32 a strong decay in the running sum would drown the weak ones after it.
+    # Bounded before the exponential, so that no term above the diagonal overflows.
+    G = span.chunks(g).double().cumsum(-1)
+    D = (G[..., :, None] - G[..., None, :]).to(dtype).clamp_(max=0).exp_().tril_()
+    from_start = G.exp().to(dtype)
+    if resets is not None:
+        document = span.chunks(resets[:, :, None].long()).cumsum(-1)
+        D *= document[..., :, None] == document[..., None, :]
+        from_start *= document == 0
+    D = D.reshape(M, C, C)
+    products = torch.bmm(qk, qk[:, C:].mT)
+    products.view(M, 2, C, C).mul_(D[:, None])
+    return _Slab(
+        qk=qk,
+        products=products,
+        decay=D,
+        beta=span.chunks(beta).to(dtype).reshape(M, C, 1),
+        from_start=from_start.reshape(M, 1, C).expand(M, 2, C).reshape(M, 2 * C, 1),
+        to_end=D[:, -1, :, None],
+        through=from_start[..., -1].reshape(M, 1, 1),
+    )
+
+
+def _forward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    state: torch.Tensor,
+    scale: float,
+    resets: torch.Tensor | None,
+    kept: list[torch.Tensor] | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The read-outs and the final state; the gradient's needs of each slab are added to `kept`."""
+    B, T, H, V = v.shape
+    o = torch.empty(B, T, H, V, dtype=state.dtype, device=v.device)
+    S = state.flatten(0, 1)
+    for span in _spans(B * H, T):
+        C, split = span.C, (span.N, B * H)
+        slab = _stage(q, k, g, beta, scale, resets, span, state.dtype)
+        inverse = _invert(slab.products[:, C:] * slab.beta.mT)
+        states = state.new_empty(*split, *S.shape[1:])
+        errors = state.new_empty(*split, C, V)
+        P = slab.products[:, :C].unflatten(0, split)
+        k_end = (slab.k * slab.to_end).mT.unflatten(0, split)
+        qk_start = (slab.qk * slab.from_start).unflatten(0, split)
+        solve, write, through = (x.unflatten(0, split) for x in (inverse, slab.beta, slab.through))
+        for n, (values, out) in enumerate(zip(span.chunks(v), span.chunks(o), strict=True)):
+            states[n] = S
+            read = torch.bmm(qk_start[n], S)
+            Z = values.reshape(-1, C, V) - read[:, C:]
+            E = torch.bmm(solve[n], Z, out=errors[n])
+            U = E * write[n]
+            out.copy_(torch.baddbmm(read[:, :C], P[n], U).view(out.shape))
+            S = torch.baddbmm(S * through[n], k_end[n], U)
+        if kept is not None:
+            kept += [states, errors, inverse]
+    return o, S.view_as(state)
+
+
+def _backward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    scale: float,
+    resets: torch.Tensor | None,
+    kept: list[torch.Tensor],
+    do: torch.Tensor,
+    dstate: torch.Tensor,
+) -> tuple[torch.Tensor, ...]:
+    """The gradients of q, k, v, g, beta and the initial state."""
+    B, T, H, V = v.shape
+    dq, dk, dv, dg, dbeta = (torch.empty_like(x) for x in (q, k, v, g, beta))
+    dS = dstate.flatten(0, 1)
+    for span in reversed(_spans(B * H, T)):
+        C, split = span.C, (span.N, B * H)
+        inverse, errors, states = (kept.pop() for _ in range(3))
+        slab = _stage(q, k, g, beta, scale, resets, span, dstate.dtype)
+
+        # The sequential part: dS from the last chunk to the first.
+        do_dz = dstate.new_empty(span.N, B, H, 2, C, V)
+        do_dz[:, :, :, 0].copy_(span.chunks(do))
+        do_dz = do_dz.view(*split, 2 * C, V)
+        dstates = torch.empty_like(states)
+        qk_start = (slab.qk * slab.from_start).mT.unflatten(0, split)
+        k_end = (slab.k * slab.to_end).unflatten(0, split)
+        dE_inside = torch.bmm(slab.products[:, :C].mT, do_dz.flatten(0, 1)[:, :C]).unflatten(
+            0, split
+        )
+        solve, write, through = (
+            x.unflatten(0, split) for x in (inverse.mT, slab.beta, slab.through)
+        )
+        for n in reversed(range(span.N)):
+            dstates[n] = dS
+            dE = torch.baddbmm(dE_inside[n], k_end[n], dS).mul_(write[n])
+            dZ = torch.bmm(solve[n], dE)
+            torch.neg(dZ, out=do_dz[n, :, C:])
+            dS = torch.baddbmm(dS * through[n], qk_start[n], do_dz[n])
+
+        do_dz, states, dstates, errors = (x.flatten(0, 1) for x in (do_dz, states, dstates, errors))
+        dproducts = torch.bmm(do_dz, errors.mT)
+        halves = dproducts.unflatten(1, (2, C))
+        halves[:, 1].diagonal(dim1=-2, dim2=-1).zero_()
+        # By the logarithm of D, and by beta in U = beta E: both are sums of the same products.
+        dlog = (dproducts * slab.products).unflatten(1, (2, C)).sum(1)
+        halves.mul_((slab.decay * slab.beta.mT)[:, None])
+
+        dqk = torch.bmm(do_dz, states.mT).mul_(slab.from_start)
+        dstart = (dqk * slab.qk).sum(-1).unflatten(1, (2, C)).sum(1)
+        dqk.baddbmm_(dproducts, slab.k)
+        dk_end = torch.bmm(errors, dstates.mT).mul_(slab.to_end)
+        dend = (dk_end * slab.k).sum(-1)
+        dk_all = torch.baddbmm(dqk[:, C:], dproducts.mT, slab.qk).addcmul_(dk_end, slab.beta)
+
+        span.chunks(dq).copy_(dqk[:, :C].mul_(scale).view(span.N, B, H, C, -1))
+        span.chunks(dk).copy_(dk_all.view(span.N, B, H, C, -1))
+        span.chunks(dv).copy_(do_dz[:, C:].neg().view(span.N, B, H, C, V))
+        shape = (span.N, B, H, C)
+        span.chunks(dbeta).copy_((dlog.sum(1) + dend).view(shape))
+        dthrough = (states * dstates).sum((1, 2)) * slab.through[:, 0, 0]
+        span.chunks(dg).copy_(
+            _decay_gradient(dlog, dstart, dend, dthrough, slab.beta[..., 0]).view(shape)
+        )
+    return dq, dk, dv, dg, dbeta, dS.view_as(dstate)
+
+
+def _decay_gradient(
+    dlog: torch.Tensor,
+    dstart: torch.Tensor,
+    dend: torch.Tensor,
+    dthrough: torch.Tensor,
+    beta: torch.Tensor,
+) -> torch.Tensor:
+    """The gradient of g: each g_t is a factor of all decays that span it.
+
+    Of D_ij for j < t <= i, of a_i for t <= i, of e_j for j < t, and of what passes the chunk. In no
+    sum are terms added that cancel later: where decays are strong all but the diagonal is tiny.
+
+    Args:
+        dlog: by log D but for the factor beta_j, `[M, C, C]`.
+        dstart: by log a, `[M, C]`.
+        dend: by log e but for the factor beta_j, `[M, C]`.
+        dthrough: by the logarithm of what passes, `[M]`.
+        beta: `[M, C]`.
 
     Returns:
-        `same` `[B, 1, N, C, C]`: tokens i and j are of one document; `carried` `[B, 1, N, C]`:
-        token i still sees the state before the chunk.
+        `[M, C]`.
     """
-    if resets is None:
-        return None, 1.0
-    document = _chunked(resets[:, :, None].long()).cumsum(-1)
-    same = document[..., :, None] == document[..., None, :]
-    carried = (document == 0).to(q.dtype)
-    return same, carried
+    off = dlog.tril(-1)
+    rows = (off @ beta[..., None])[..., 0]
+    dG = rows - off.sum(1) * beta + dstart
+    after = dG.flip(-1).cumsum(-1).flip(-1)
+    before = (dend * beta)[:, :-1].cumsum(-1)
+    dg = after + dthrough[:, None]
+    dg[:, 1:] += before
+    return dg
+
+
+def _invert(x: torch.Tensor) -> torch.Tensor:
+    """The inverse of the unit lower-triangular matrices whose strict lower part is x's, `[M, C, C]`.
+
+    [[X, 0], [Y, Z]]^-1 = [[X^-1, 0], [-Z^-1 Y X^-1, Z^-1]], from solved blocks up: a substitution
+    row by row over all of C is slow.
+    """
+    M, C, _ = x.shape
+    if C <= BLOCK:
+        eye = torch.eye(C, dtype=x.dtype, device=x.device)
+        return torch.linalg.solve_triangular(
+            x, eye.expand(M, C, C), upper=False, unitriangular=True
+        )
+    half = C // 2
+    first, second = _invert(x[:, :half, :half]), _invert(x[:, half:, half:])
+    inverse = torch.zeros_like(x)
+    inverse[:, :half, :half], inverse[:, half:, half:] = first, second
+    torch.neg(second @ (x[:, half:, :half] @ first), out=inverse[:, half:, :half])
+    return inverse

@@ -27,7 +27,7 @@ time, so that what it needs stays in the cache of a core and no temporary grows 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,10 +36,10 @@ from torch.autograd.function import once_differentiable
 
 from tc.student.ops.loop import compute_dtype, empty_state
 
-CHUNK = 64
+CHUNK = 32
 """Tokens of a chunk: more make the products larger, and the work inside a chunk with them."""
 
-SLAB = 16
+SLAB = 36
 """Matrices of a batched product, about: fewer cost calls, more cost cache misses."""
 
 BLOCK = 16
@@ -108,6 +108,16 @@ class _Span:
         """The span of `[B, T, H, ...]` as a view `[N, B, H, C, ...]`."""
         part = x[:, self.start : self.start + self.N * self.C].unflatten(1, (self.N, self.C))
         return part.permute(1, 0, 3, 2, *range(4, part.dim()))
+
+    def staged(self, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """The same as a contiguous copy `[M, C, ...]`."""
+        part = self.chunks(x)
+        return torch.empty(part.shape, dtype=dtype, device=x.device).copy_(part).flatten(0, 2)
+
+    def steps(self, states: torch.Tensor, each: Iterable[torch.Tensor]) -> Iterator:
+        """Per chunk: its state, the next one's, and the parts `[B H, ...]` of each `[M, ...]`."""
+        S = states.unbind()
+        return zip(S, S[1:], zip(*(x.unflatten(0, (self.N, -1)).unbind() for x in each)))
 
 
 def _spans(heads: int, T: int) -> list[_Span]:
@@ -179,7 +189,7 @@ def _stage(
         products=products,
         decay=D,
         beta=span.chunks(beta).to(dtype).reshape(M, C, 1),
-        from_start=from_start.reshape(M, 1, C).expand(M, 2, C).reshape(M, 2 * C, 1),
+        from_start=torch.stack([from_start, -from_start], -2).view(M, 2 * C, 1),
         to_end=D[:, -1, :, None],
         through=from_start[..., -1].reshape(M, 1, 1),
     )
@@ -201,25 +211,29 @@ def _forward(
     o = torch.empty(B, T, H, V, dtype=state.dtype, device=v.device)
     S = state.flatten(0, 1)
     for span in _spans(B * H, T):
-        C, split = span.C, (span.N, B * H)
         slab = _stage(q, k, g, beta, scale, resets, span, state.dtype)
-        inverse = _invert(slab.products[:, C:] * slab.beta.mT)
-        states = state.new_empty(*split, *S.shape[1:])
-        errors = state.new_empty(*split, C, V)
-        P = slab.products[:, :C].unflatten(0, split)
-        k_end = (slab.k * slab.to_end).mT.unflatten(0, split)
-        qk_start = (slab.qk * slab.from_start).unflatten(0, split)
-        solve, write, through = (x.unflatten(0, split) for x in (inverse, slab.beta, slab.through))
-        for n, (values, out) in enumerate(zip(span.chunks(v), span.chunks(o), strict=True)):
-            states[n] = S
-            read = torch.bmm(qk_start[n], S)
-            Z = values.reshape(-1, C, V) - read[:, C:]
-            E = torch.bmm(solve[n], Z, out=errors[n])
-            U = E * write[n]
-            out.copy_(torch.baddbmm(read[:, :C], P[n], U).view(out.shape))
-            S = torch.baddbmm(S * through[n], k_end[n], U)
+        slab.products.mul_(slab.beta.mT)
+        P, A = slab.products.split(span.C, 1)
+        inverse = _invert(A)
+        q_start, k_start = (slab.qk * slab.from_start).split(span.C, 1)
+        k_end = (slab.k * (slab.to_end * slab.beta)).mT
+        Z = span.staged(v, state.dtype)
+        E = torch.empty_like(Z)
+        states = state.new_empty(span.N + 1, *S.shape)
+        states[0] = S
+        steps = (slab.through, k_start, inverse, k_end, Z, E)
+        for S, S_next, (through, k_start_n, inverse_n, k_end_n, Z_n, E_n) in span.steps(
+            states, steps
+        ):
+            torch.bmm(inverse_n, Z_n.baddbmm_(k_start_n, S), out=E_n)
+            torch.mul(S, through, out=S_next)
+            S_next.baddbmm_(k_end_n, E_n)
+        S = states[-1]
+        states = states[:-1].flatten(0, 1)
+        read = torch.bmm(q_start, states).baddbmm_(P, E)
+        span.chunks(o).copy_(read.view(span.N, B, H, -1, V))
         if kept is not None:
-            kept += [states, errors, inverse]
+            kept += [states, E, inverse]
     return o, S.view_as(state)
 
 
@@ -240,34 +254,31 @@ def _backward(
     dq, dk, dv, dg, dbeta = (torch.empty_like(x) for x in (q, k, v, g, beta))
     dS = dstate.flatten(0, 1)
     for span in reversed(_spans(B * H, T)):
-        C, split = span.C, (span.N, B * H)
         inverse, errors, states = (kept.pop() for _ in range(3))
         slab = _stage(q, k, g, beta, scale, resets, span, dstate.dtype)
 
         # The sequential part: dS from the last chunk to the first.
-        do_dz = dstate.new_empty(span.N, B, H, 2, C, V)
-        do_dz[:, :, :, 0].copy_(span.chunks(do))
-        do_dz = do_dz.view(*split, 2 * C, V)
-        dstates = torch.empty_like(states)
-        qk_start = (slab.qk * slab.from_start).mT.unflatten(0, split)
-        k_end = (slab.k * slab.to_end).unflatten(0, split)
-        dE_inside = torch.bmm(slab.products[:, :C].mT, do_dz.flatten(0, 1)[:, :C]).unflatten(
-            0, split
-        )
-        solve, write, through = (
-            x.unflatten(0, split) for x in (inverse.mT, slab.beta, slab.through)
-        )
-        for n in reversed(range(span.N)):
-            dstates[n] = dS
-            dE = torch.baddbmm(dE_inside[n], k_end[n], dS).mul_(write[n])
-            dZ = torch.bmm(solve[n], dE)
-            torch.neg(dZ, out=do_dz[n, :, C:])
-            dS = torch.baddbmm(dS * through[n], qk_start[n], do_dz[n])
-
-        do_dz, states, dstates, errors = (x.flatten(0, 1) for x in (do_dz, states, dstates, errors))
+        q_start, k_start = (slab.qk * slab.from_start).mT.split(span.C, 2)
+        k_end = slab.k * (slab.to_end * slab.beta)
+        dO = span.staged(do, dstate.dtype)
+        dE = torch.bmm(slab.products[:, : span.C].mT, dO).mul_(slab.beta)
+        dZ = torch.empty_like(dE)
+        dstates = dstate.new_empty(span.N + 1, *dS.shape)
+        torch.bmm(q_start, dO, out=dstates[:-1].flatten(0, 1))
+        dstates[-1] = dS
+        steps = (slab.through, k_start, inverse.mT, k_end, dE, dZ)
+        for dS, dS_next, (through, k_start_n, inverse_n, k_end_n, dE_n, dZ_n) in reversed(
+            list(span.steps(dstates, steps))
+        ):
+            torch.bmm(inverse_n, dE_n.baddbmm_(k_end_n, dS_next), out=dZ_n)
+            dS.addcmul_(dS_next, through).baddbmm_(k_start_n, dZ_n)
+        dS = dstates[0]
+        dstates = dstates[1:].flatten(0, 1)
+        do_dz = torch.cat([dO, dZ], 1)
+        C = span.C
         dproducts = torch.bmm(do_dz, errors.mT)
         halves = dproducts.unflatten(1, (2, C))
-        halves[:, 1].diagonal(dim1=-2, dim2=-1).zero_()
+        halves[:, 1].neg_().diagonal(dim1=-2, dim2=-1).zero_()
         # By the logarithm of D, and by beta in U = beta E: both are sums of the same products.
         dlog = (dproducts * slab.products).unflatten(1, (2, C)).sum(1)
         halves.mul_((slab.decay * slab.beta.mT)[:, None])
@@ -281,7 +292,7 @@ def _backward(
 
         span.chunks(dq).copy_(dqk[:, :C].mul_(scale).view(span.N, B, H, C, -1))
         span.chunks(dk).copy_(dk_all.view(span.N, B, H, C, -1))
-        span.chunks(dv).copy_(do_dz[:, C:].neg().view(span.N, B, H, C, V))
+        span.chunks(dv).copy_(dZ.view(span.N, B, H, C, V))
         shape = (span.N, B, H, C)
         span.chunks(dbeta).copy_((dlog.sum(1) + dend).view(shape))
         dthrough = (states * dstates).sum((1, 2)) * slab.through[:, 0, 0]

@@ -114,7 +114,13 @@ class _Span:
         part = self.chunks(x)
         return torch.empty(part.shape, dtype=dtype, device=x.device).copy_(part).flatten(0, 2)
 
-    def steps(self, states: torch.Tensor, each: Iterable[torch.Tensor]) -> Iterator:
+    def states(self, S: torch.Tensor) -> torch.Tensor:
+        """Room for the states between the chunks, S at both ends: `[N + 1, B H, K, V]`."""
+        states = S.new_empty(self.N + 1, *S.shape)
+        states[0] = states[-1] = S
+        return states
+
+    def steps(self, states: torch.Tensor, *each: torch.Tensor) -> Iterator:
         """Per chunk: its state, the next one's, and the parts `[B H, ...]` of each `[M, ...]`."""
         S = states.unbind()
         return zip(S, S[1:], zip(*(x.unflatten(0, (self.N, -1)).unbind() for x in each)))
@@ -168,8 +174,7 @@ def _stage(
     B, _, H, K = q.shape
     N, C, M = span.N, span.C, span.N * B * H
     qk = torch.empty(N, B, H, 2, C, K, dtype=dtype, device=q.device)
-    qk[:, :, :, 0].copy_(span.chunks(q)).mul_(scale)
-    qk[:, :, :, 1].copy_(span.chunks(k))
+    qk[:, :, :, 0], qk[:, :, :, 1] = span.chunks(q), span.chunks(k)
     qk = qk.view(M, 2 * C, K)
 
     # In float64: in float32 a strong decay in the running sum would drown the weak ones after it.
@@ -181,16 +186,15 @@ def _stage(
         document = span.chunks(resets[:, :, None].long()).cumsum(-1)
         D *= document[..., :, None] == document[..., None, :]
         from_start *= document == 0
-    D = D.reshape(M, C, C)
-    products = torch.bmm(qk, qk[:, C:].mT)
-    products.view(M, 2, C, C).mul_(D[:, None])
+    factors = D.new_tensor([scale, 1.0])
+    decay = (D.reshape(M, 1, C, C) * factors[:, None, None]).view(M, 2 * C, C)
     return _Slab(
         qk=qk,
-        products=products,
-        decay=D,
+        products=torch.bmm(qk, qk[:, C:].mT).mul_(decay),
+        decay=decay,
         beta=span.chunks(beta).to(dtype).reshape(M, C, 1),
-        from_start=torch.stack([from_start, -from_start], -2).view(M, 2 * C, 1),
-        to_end=D[:, -1, :, None],
+        from_start=(from_start.reshape(M, 1, C) * factors[:, None]).view(M, 2 * C, 1),
+        to_end=D[..., -1, :].reshape(M, C, 1),
         through=from_start[..., -1].reshape(M, 1, 1),
     )
 
@@ -219,21 +223,18 @@ def _forward(
         k_end = (slab.k * (slab.to_end * slab.beta)).mT
         Z = span.staged(v, state.dtype)
         E = torch.empty_like(Z)
-        states = state.new_empty(span.N + 1, *S.shape)
-        states[0] = S
-        steps = (slab.through, k_start, inverse, k_end, Z, E)
-        for S, S_next, (through, k_start_n, inverse_n, k_end_n, Z_n, E_n) in span.steps(
-            states, steps
-        ):
-            torch.bmm(inverse_n, Z_n.baddbmm_(k_start_n, S), out=E_n)
+        states = span.states(S)
+        steps = span.steps(states, slab.through, k_start, inverse, k_end, Z, E)
+        for S, S_next, (through, k_start_n, inverse_n, k_end_n, Z_n, E_n) in steps:
+            torch.bmm(inverse_n, Z_n.baddbmm_(k_start_n, S, alpha=-1), out=E_n)
             torch.mul(S, through, out=S_next)
             S_next.baddbmm_(k_end_n, E_n)
-        S = states[-1]
+        if kept is not None:
+            kept += [states[0].clone(), E, inverse]
+        S = states[-1].clone()
         states = states[:-1].flatten(0, 1)
         read = torch.bmm(q_start, states).baddbmm_(P, E)
         span.chunks(o).copy_(read.view(span.N, B, H, -1, V))
-        if kept is not None:
-            kept += [states, E, inverse]
     return o, S.view_as(state)
 
 
@@ -254,98 +255,77 @@ def _backward(
     dq, dk, dv, dg, dbeta = (torch.empty_like(x) for x in (q, k, v, g, beta))
     dS = dstate.flatten(0, 1)
     for span in reversed(_spans(B * H, T)):
-        inverse, errors, states = (kept.pop() for _ in range(3))
+        inverse, E, S = (kept.pop() for _ in range(3))
         slab = _stage(q, k, g, beta, scale, resets, span, dstate.dtype)
-
-        # The sequential part: dS from the last chunk to the first.
-        q_start, k_start = (slab.qk * slab.from_start).mT.split(span.C, 2)
+        q_start, k_start = (slab.qk * slab.from_start).split(span.C, 1)
         k_end = slab.k * (slab.to_end * slab.beta)
+        states = span.states(S)
+        for S, S_next, (through, k_end_n, E_n) in span.steps(states, slab.through, k_end.mT, E):
+            torch.mul(S, through, out=S_next)
+            S_next.baddbmm_(k_end_n, E_n)
         dO = span.staged(do, dstate.dtype)
-        dE = torch.bmm(slab.products[:, : span.C].mT, dO).mul_(slab.beta)
+        dE = torch.bmm((slab.products[:, : span.C] * slab.beta.mT).mT, dO)
         dZ = torch.empty_like(dE)
-        dstates = dstate.new_empty(span.N + 1, *dS.shape)
-        torch.bmm(q_start, dO, out=dstates[:-1].flatten(0, 1))
-        dstates[-1] = dS
-        steps = (slab.through, k_start, inverse.mT, k_end, dE, dZ)
+        dstates = span.states(dS)
+        torch.bmm(q_start.mT, dO, out=dstates[:-1].flatten(0, 1))
+        steps = span.steps(dstates, slab.through, k_start.mT, inverse.mT, k_end, dE, dZ)
         for dS, dS_next, (through, k_start_n, inverse_n, k_end_n, dE_n, dZ_n) in reversed(
-            list(span.steps(dstates, steps))
+            list(steps)
         ):
             torch.bmm(inverse_n, dE_n.baddbmm_(k_end_n, dS_next), out=dZ_n)
-            dS.addcmul_(dS_next, through).baddbmm_(k_start_n, dZ_n)
-        dS = dstates[0]
-        dstates = dstates[1:].flatten(0, 1)
-        do_dz = torch.cat([dO, dZ], 1)
+            dS.addcmul_(dS_next, through).baddbmm_(k_start_n, dZ_n, alpha=-1)
+        dS = dstates[0].clone()
+        states, dstates = states[:-1].flatten(0, 1), dstates[1:].flatten(0, 1)
+        do_dz = torch.cat([dO, -dZ], 1)
         C = span.C
-        dproducts = torch.bmm(do_dz, errors.mT)
-        halves = dproducts.unflatten(1, (2, C))
-        halves[:, 1].neg_().diagonal(dim1=-2, dim2=-1).zero_()
-        # By the logarithm of D, and by beta in U = beta E: both are sums of the same products.
+        dproducts = torch.bmm(do_dz, E.mT)
+        dproducts[:, C:].diagonal(dim1=-2, dim2=-1).zero_()
+        # By log D, but for beta: what D_ii = 1 gives is kept apart, for a strong decay leaves
+        # nothing else, which would be lost beside it.
         dlog = (dproducts * slab.products).unflatten(1, (2, C)).sum(1)
-        halves.mul_((slab.decay * slab.beta.mT)[:, None])
+        own = dlog.diagonal(dim1=-2, dim2=-1).clone()
+        dlog.diagonal(dim1=-2, dim2=-1).zero_()
+        dproducts.mul_(slab.decay * slab.beta.mT)
 
         dqk = torch.bmm(do_dz, states.mT).mul_(slab.from_start)
-        dstart = (dqk * slab.qk).sum(-1).unflatten(1, (2, C)).sum(1)
+        dlog_start = (dqk * slab.qk).sum(-1).unflatten(1, (2, C)).sum(1)
         dqk.baddbmm_(dproducts, slab.k)
-        dk_end = torch.bmm(errors, dstates.mT).mul_(slab.to_end)
-        dend = (dk_end * slab.k).sum(-1)
-        dk_all = torch.baddbmm(dqk[:, C:], dproducts.mT, slab.qk).addcmul_(dk_end, slab.beta)
+        dk_end = torch.bmm(E, dstates.mT)
+        dlog_end = (dk_end * slab.k).sum(-1) * slab.to_end[..., 0]
+        dk_end.mul_(slab.to_end * slab.beta).baddbmm_(dproducts.mT, slab.qk)
+        dlog_through = (states * dstates).sum((1, 2)) * slab.through[:, 0, 0]
 
-        span.chunks(dq).copy_(dqk[:, :C].mul_(scale).view(span.N, B, H, C, -1))
-        span.chunks(dk).copy_(dk_all.view(span.N, B, H, C, -1))
-        span.chunks(dv).copy_(dZ.view(span.N, B, H, C, V))
-        shape = (span.N, B, H, C)
-        span.chunks(dbeta).copy_((dlog.sum(1) + dend).view(shape))
-        dthrough = (states * dstates).sum((1, 2)) * slab.through[:, 0, 0]
-        span.chunks(dg).copy_(
-            _decay_gradient(dlog, dstart, dend, dthrough, slab.beta[..., 0]).view(shape)
-        )
+        # Each g_t is a factor of a_i and D_ij for t <= i, of e_j and D_ij for j < t, and of what
+        # passes the chunk.
+        write = slab.beta[..., 0]
+        by_query = torch.bmm(dlog, slab.beta)[..., 0] + dlog_start
+        by_key = dlog.sum(1)
+        dbeta_slab = by_key + own + dlog_end
+        by_query -= by_key * write
+        ones = dlog.new_ones(C, C)
+        spans_t = torch.cat([ones.tril(), ones.triu(1)])
+        dg_slab = torch.cat([by_query, dlog_end * write], 1) @ spans_t + dlog_through[:, None]
+
+        grads = ((dq, dqk[:, :C]), (dv, dZ), (dbeta, dbeta_slab), (dg, dg_slab))
+        for x, dx in grads:
+            target = span.chunks(x)
+            target.copy_(dx.view(target.shape))
+        target = span.chunks(dk)
+        torch.add(dqk[:, C:].view(target.shape), dk_end.view(target.shape), out=target)
     return dq, dk, dv, dg, dbeta, dS.view_as(dstate)
 
 
-def _decay_gradient(
-    dlog: torch.Tensor,
-    dstart: torch.Tensor,
-    dend: torch.Tensor,
-    dthrough: torch.Tensor,
-    beta: torch.Tensor,
-) -> torch.Tensor:
-    """The gradient of g: each g_t is a factor of all decays that span it.
-
-    Of D_ij for j < t <= i, of a_i for t <= i, of e_j for j < t, and of what passes the chunk. In no
-    sum are terms added that cancel later: where decays are strong all but the diagonal is tiny.
-
-    Args:
-        dlog: by log D but for the factor beta_j, `[M, C, C]`.
-        dstart: by log a, `[M, C]`.
-        dend: by log e but for the factor beta_j, `[M, C]`.
-        dthrough: by the logarithm of what passes, `[M]`.
-        beta: `[M, C]`.
-
-    Returns:
-        `[M, C]`.
-    """
-    off = dlog.tril(-1)
-    rows = (off @ beta[..., None])[..., 0]
-    dG = rows - off.sum(1) * beta + dstart
-    after = dG.flip(-1).cumsum(-1).flip(-1)
-    before = (dend * beta)[:, :-1].cumsum(-1)
-    dg = after + dthrough[:, None]
-    dg[:, 1:] += before
-    return dg
-
-
 def _invert(x: torch.Tensor) -> torch.Tensor:
-    """The inverse of the unit lower-triangular matrices whose strict lower part is x's, `[M, C, C]`.
+    """(I + strict_lower(x))^-1 of matrices `[M, C, C]`.
 
-    [[X, 0], [Y, Z]]^-1 = [[X^-1, 0], [-Z^-1 Y X^-1, Z^-1]], from solved blocks up: a substitution
-    row by row over all of C is slow.
+    [[X, 0], [Y, Z]]^-1 = [[X^-1, 0], [-Z^-1 Y X^-1, Z^-1]], from blocks up that are solved row by
+    row, which is slow for larger ones.
     """
     M, C, _ = x.shape
     if C <= BLOCK:
-        eye = torch.eye(C, dtype=x.dtype, device=x.device)
-        return torch.linalg.solve_triangular(
-            x, eye.expand(M, C, C), upper=False, unitriangular=True
-        )
+        eye = torch.eye(C, dtype=x.dtype, device=x.device).expand(M, C, C)
+        # The diagonal is taken as ones and, like what is above it, never read.
+        return torch.linalg.solve_triangular(x, eye, upper=False, unitriangular=True)
     half = C // 2
     first, second = _invert(x[:, :half, :half]), _invert(x[:, half:, half:])
     inverse = torch.zeros_like(x)

@@ -1,33 +1,35 @@
 """The gated delta rule by chunks, with its gradient written out.
 
-Shape letters: B batch, T tokens, H heads, N chunks of a slab, M = N B H, C tokens of a chunk,
-K key dim, V value dim.
+Shape letters: B batch, T tokens, H heads, C tokens of a chunk, K key dim, V value dim, R = B H rows
+of a batch, M = R times the chunks at hand.
 
-Inside a chunk that starts at state S, with G the running sum of g, D_ij = exp(G_i - G_j) for
-j <= i, a_i = exp(G_i), e_j = exp(G_C - G_j), P = Q K^T * D and A = strict_lower(K K^T * D), the
-errors E_i = v_i - S_i^T k_i of the delta rule solve one unit lower-triangular system:
+In a chunk that starts at state S, let G be the running sum of g, D_ij = exp(G_i - G_j) for j <= i,
+a_i = exp(G_i), e_j = D_Cj, P = Q K^T * D and A = strict_lower(K K^T * D). The errors of the delta
+rule, E_i = v_i - exp(g_i) S_{i-1}^T k_i, solve a unit lower-triangular system:
 
     (I + A diag(beta)) E = V - a K S
-    U = beta E;    O = a Q S + P U;    S' = exp(G_C) S + (e K)^T U
+    O = scale (a Q S + P beta E)
+    S' = exp(G_C) S + (e beta K)^T E
 
-(arXiv 2412.06464, section 3.3; the WY form of arXiv 2406.06484.) Solved for E and not for U, since
-the gradient of beta is then a product with E, which exists where beta is 0. With dO and dS' given,
-and dZ the gradient of the right-hand side:
+(arXiv 2412.06464, section 3.3; the WY form of arXiv 2406.06484.) Solved for E and not for beta E,
+since the gradient of beta is a product with E, also where beta is 0. Given dO (times scale) and
+dS', and with dZ the gradient of the system's right-hand side:
 
-    dE = beta (P^T dO + e K dS');    dZ = (I + A diag(beta))^-T dE = dV
+    dZ = (I + A diag(beta))^-T ((P beta)^T dO + e beta K dS') = dV
     dS = exp(G_C) dS' + (a Q)^T dO - (a K)^T dZ
 
-and all else are products inside the chunk. Only the lines with S and dS are sequential. What is
-kept for the gradient is S, E and the inverse of the system; the rest is cheaper to make again.
+All else are products inside the chunks: only the lines for E, S and for dZ, dS go chunk by chunk.
+The gradient needs E, the inverse of the system and some of the states; the rest is cheaper to make
+again than to keep.
 
-Queries and keys are stacked along the tokens, `[Q; K]` of 2C rows, as are `[dO; -dZ]`: so one
-product serves both wherever they meet the same matrix. A slab of some chunks is worked on at a
-time, so that what it needs stays in the cache of a core and no temporary grows with T.
+Queries and keys are stacked, and so are dO and -dZ: one product serves both halves wherever they
+meet the same matrix. A slab of some chunks is worked on at a time, so that what it needs stays in a
+core's cache and no temporary grows with T.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,13 +39,13 @@ from torch.autograd.function import once_differentiable
 from tc.student.ops.loop import compute_dtype, empty_state
 
 CHUNK = 32
-"""Tokens of a chunk: more make the products larger, and the work inside a chunk with them."""
+"""Tokens of a chunk: the work inside a chunk grows with it, that between chunks shrinks."""
 
 SLAB = 36
-"""Matrices of a batched product, about: fewer cost calls, more cost cache misses."""
+"""Rows times chunks of a slab, about: fewer cost calls, more cost cache misses."""
 
 BLOCK = 16
-"""Rows of the triangular blocks that are solved row by row; larger ones are put together."""
+"""Largest triangular system that is solved row by row."""
 
 
 def chunk_gated_delta_rule(
@@ -97,106 +99,126 @@ class _ChunkRule(torch.autograd.Function):
 
 
 @dataclass(frozen=True)
-class _Span:
-    """The tokens of a slab: N chunks of C from `start` on."""
+class _Run:
+    """Chunks of one length, C, from token `start` on."""
 
     start: int
-    N: int
+    num_chunks: int
     C: int
 
     def chunks(self, x: torch.Tensor) -> torch.Tensor:
-        """The span of `[B, T, H, ...]` as a view `[N, B, H, C, ...]`."""
-        part = x[:, self.start : self.start + self.N * self.C].unflatten(1, (self.N, self.C))
+        """These tokens of `[B, T, H, ...]` as a view `[num_chunks, B, H, C, ...]`."""
+        part = x[:, self.start : self.start + self.num_chunks * self.C]
+        part = part.unflatten(1, (self.num_chunks, self.C))
         return part.permute(1, 0, 3, 2, *range(4, part.dim()))
 
-    def staged(self, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """The same as a contiguous copy `[M, C, ...]`."""
-        part = self.chunks(x)
-        return torch.empty(part.shape, dtype=dtype, device=x.device).copy_(part).flatten(0, 2)
+    def rows(self, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """These tokens of `[B, T, H]` as `[M, C]`, all chunks of the run."""
+        return self.chunks(x).to(dtype).reshape(-1, self.C)
 
-    def states(self, S: torch.Tensor) -> torch.Tensor:
-        """Room for the states between the chunks, S at both ends: `[N + 1, B H, K, V]`."""
-        states = S.new_empty(self.N + 1, *S.shape)
-        states[0] = states[-1] = S
-        return states
-
-    def steps(self, states: torch.Tensor, *each: torch.Tensor) -> Iterator:
-        """Per chunk: its state, the next one's, and the parts `[B H, ...]` of each `[M, ...]`."""
-        S = states.unbind()
-        return zip(S, S[1:], zip(*(x.unflatten(0, (self.N, -1)).unbind() for x in each)))
+    def slabs(self, R: int) -> list[tuple[slice, slice]]:
+        """The chunks of each slab, and its rows of `[M, ...]`."""
+        step = max(1, SLAB // R)
+        ends = [min(n + step, self.num_chunks) for n in range(0, self.num_chunks, step)]
+        starts = [0, *ends[:-1]]
+        return [(slice(a, b), slice(a * R, b * R)) for a, b in zip(starts, ends, strict=True)]
 
 
-def _spans(heads: int, T: int) -> list[_Span]:
-    """Whole chunks by slabs, and what is left of T as a chunk of its own."""
-    N, whole = max(1, SLAB // heads), T // CHUNK
-    spans = [_Span(n * CHUNK, min(N, whole - n), CHUNK) for n in range(0, whole, N)]
-    return spans + ([_Span(whole * CHUNK, 1, T % CHUNK)] if T % CHUNK else [])
+def _runs(T: int) -> list[_Run]:
+    """Whole chunks, and what is left of T as a chunk of its own."""
+    whole, rest = divmod(T, CHUNK)
+    runs = [_Run(0, whole, CHUNK), _Run(whole * CHUNK, 1, rest)]
+    return [run for run in runs if run.num_chunks and run.C]
+
+
+class _Inputs:
+    """What forward and backward both read of a run's inputs, in the dtype of the state.
+
+    Attributes:
+        from_start: a, `[M, C]`.
+        through: the decay of a state that passes a chunk, `[M, 1, 1]`.
+        beta: `[M, C]`.
+    """
+
+    def __init__(
+        self,
+        run: _Run,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        g: torch.Tensor,
+        beta: torch.Tensor,
+        resets: torch.Tensor | None,
+        dtype: torch.dtype,
+    ) -> None:
+        self.q, self.k = run.chunks(q), run.chunks(k)
+        # In float64: in float32 a strong decay in a running sum would drown the weak ones after it.
+        self.G = run.rows(g, torch.float64).cumsum(-1)
+        self.from_start = self.G.exp().to(dtype)
+        self.document = None
+        if resets is not None:
+            self.document = run.rows(resets[:, :, None].expand_as(g), torch.int64).cumsum(-1)
+            self.from_start *= self.document == 0
+        self.through = self.from_start[:, -1, None, None]
+        self.beta = run.rows(beta, dtype)
+        self.hidden = torch.ones(run.C, run.C, dtype=torch.bool, device=g.device).triu(1)
+
+    def slab(self, chunks: slice, rows: slice) -> _Slab:
+        """What depends on the tokens of some chunks alone."""
+        G, beta, from_start = self.G[rows], self.beta[rows], self.from_start[rows]
+        M, C = G.shape
+        D = torch.sub(G[:, :, None], G[:, None], out=beta.new_empty(M, C, C))
+        # Before the exponential, or what is hidden could overflow.
+        D.masked_fill_(self.hidden, -torch.inf).exp_()
+        if self.document is not None:
+            document = self.document[rows]
+            D *= document[:, :, None] == document[:, None]
+        q, k = self.q[chunks], self.k[chunks]
+        qk = beta.new_empty(*q.shape[:3], 2, *q.shape[3:])
+        qk[:, :, :, 0], qk[:, :, :, 1] = q, k
+        qk = qk.view(M, 2 * C, -1)
+        products = torch.bmm(qk, qk[:, C:].mT).view(M, 2, C, C).mul_(D[:, None])
+        return _Slab(
+            qk=qk,
+            start=(qk.view(M, 2, C, -1) * from_start[:, None, :, None]).view_as(qk),
+            products=products,
+            decay=D,
+            beta=beta,
+            from_start=from_start,
+            through=self.through[rows],
+        )
 
 
 @dataclass
 class _Slab:
-    """What forward and backward both need of a slab, in the dtype of the state.
+    """What forward and backward both need of a slab.
 
     Attributes:
-        qk: `[Q; K]`, q scaled, `[M, 2C, K]`.
-        products: `[P; A]`, A with its diagonal, `[M, 2C, C]`.
+        qk: [Q; K], `[M, 2C, K]`.
+        start: [a Q; a K], `[M, 2C, K]`.
+        products: [P; A], A with its diagonal, `[M, 2, C, C]`.
         decay: D, `[M, C, C]`.
-        beta: `[M, C, 1]`.
-        from_start: a, twice, for the rows of `qk`, `[M, 2C, 1]`.
-        to_end: e, `[M, C, 1]`.
-        through: the decay of a state that passes the chunk, `[M, 1, 1]`.
+        beta: `[M, C]`.
+        from_start: a, `[M, C]`.
+        through: exp(G_C), `[M, 1, 1]`.
     """
 
     qk: torch.Tensor
+    start: torch.Tensor
     products: torch.Tensor
     decay: torch.Tensor
     beta: torch.Tensor
     from_start: torch.Tensor
-    to_end: torch.Tensor
     through: torch.Tensor
 
     @property
     def k(self) -> torch.Tensor:
-        """Keys `[M, C, K]`."""
-        return self.qk.unflatten(1, (2, -1))[:, 1]
+        """Keys, `[M, C, K]`."""
+        return self.qk[:, self.decay.shape[1] :]
 
-
-def _stage(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    g: torch.Tensor,
-    beta: torch.Tensor,
-    scale: float,
-    resets: torch.Tensor | None,
-    span: _Span,
-    dtype: torch.dtype,
-) -> _Slab:
-    B, _, H, K = q.shape
-    N, C, M = span.N, span.C, span.N * B * H
-    qk = torch.empty(N, B, H, 2, C, K, dtype=dtype, device=q.device)
-    qk[:, :, :, 0], qk[:, :, :, 1] = span.chunks(q), span.chunks(k)
-    qk = qk.view(M, 2 * C, K)
-
-    # In float64: in float32 a strong decay in the running sum would drown the weak ones after it.
-    # Bounded before the exponential, so that no term above the diagonal overflows.
-    G = span.chunks(g).double().cumsum(-1)
-    D = (G[..., :, None] - G[..., None, :]).to(dtype).clamp_(max=0).exp_().tril_()
-    from_start = G.exp().to(dtype)
-    if resets is not None:
-        document = span.chunks(resets[:, :, None].long()).cumsum(-1)
-        D *= document[..., :, None] == document[..., None, :]
-        from_start *= document == 0
-    factors = D.new_tensor([scale, 1.0])
-    decay = (D.reshape(M, 1, C, C) * factors[:, None, None]).view(M, 2 * C, C)
-    return _Slab(
-        qk=qk,
-        products=torch.bmm(qk, qk[:, C:].mT).mul_(decay),
-        decay=decay,
-        beta=span.chunks(beta).to(dtype).reshape(M, C, 1),
-        from_start=(from_start.reshape(M, 1, C) * factors[:, None]).view(M, 2 * C, 1),
-        to_end=D[..., -1, :].reshape(M, C, 1),
-        through=from_start[..., -1].reshape(M, 1, 1),
-    )
+    @property
+    def to_end(self) -> torch.Tensor:
+        """e, `[M, C]`."""
+        return self.decay[:, -1]
 
 
 def _forward(
@@ -210,31 +232,34 @@ def _forward(
     resets: torch.Tensor | None,
     kept: list[torch.Tensor] | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The read-outs and the final state; the gradient's needs of each slab are added to `kept`."""
-    B, T, H, V = v.shape
-    o = torch.empty(B, T, H, V, dtype=state.dtype, device=v.device)
+    """The read-outs and the final state; what the gradient needs of each slab goes to `kept`."""
+    o = torch.empty(v.shape, dtype=state.dtype, device=v.device)
     S = state.flatten(0, 1)
-    for span in _spans(B * H, T):
-        slab = _stage(q, k, g, beta, scale, resets, span, state.dtype)
-        slab.products.mul_(slab.beta.mT)
-        P, A = slab.products.split(span.C, 1)
-        inverse = _invert(A)
-        q_start, k_start = (slab.qk * slab.from_start).split(span.C, 1)
-        k_end = (slab.k * (slab.to_end * slab.beta)).mT
-        Z = span.staged(v, state.dtype)
-        E = torch.empty_like(Z)
-        states = span.states(S)
-        steps = span.steps(states, slab.through, k_start, inverse, k_end, Z, E)
-        for S, S_next, (through, k_start_n, inverse_n, k_end_n, Z_n, E_n) in steps:
-            torch.bmm(inverse_n, Z_n.baddbmm_(k_start_n, S, alpha=-1), out=E_n)
-            torch.mul(S, through, out=S_next)
-            S_next.baddbmm_(k_end_n, E_n)
-        if kept is not None:
-            kept += [states[0].clone(), E, inverse]
-        S = states[-1].clone()
-        states = states[:-1].flatten(0, 1)
-        read = torch.bmm(q_start, states).baddbmm_(P, E)
-        span.chunks(o).copy_(read.view(span.N, B, H, -1, V))
+    R, _, V = S.shape
+    for run in _runs(v.shape[1]):
+        inputs = _Inputs(run, q, k, g, beta, resets, S.dtype)
+        values, outputs = run.chunks(v), run.chunks(o)
+        for chunks, rows in run.slabs(R):
+            slab, out = inputs.slab(chunks, rows), outputs[chunks]
+            P_beta, A_beta = (slab.products * slab.beta[:, None, None]).unbind(1)
+            inverse = _invert(A_beta)
+            q_start, k_start = slab.start.split(run.C, 1)
+            k_end = slab.k * (slab.to_end * slab.beta)[..., None]
+            Z = torch.empty(out.shape, dtype=S.dtype, device=S.device).copy_(values[chunks])
+            Z = Z.view(-1, run.C, V)
+            E, states = torch.empty_like(Z), _states(S, out)
+            states[0] = S
+            parts = (slab.through, k_start, inverse, k_end.mT, Z, E)
+            for S, S_next, through, k_start_n, inverse_n, k_end_n, Z_n, E_n in _by_chunk(
+                states, *parts
+            ):
+                torch.bmm(inverse_n, Z_n.baddbmm_(k_start_n, S, alpha=-1), out=E_n)
+                torch.mul(S, through, out=S_next).baddbmm_(k_end_n, E_n)
+            if kept is not None:
+                kept += [states[0].clone(), E, inverse]
+            S = states[-1].clone()
+            read = torch.bmm(q_start, states[:-1].flatten(0, 1)).baddbmm_(P_beta, E)
+            torch.mul(read.view(out.shape), scale, out=out)
     return o, S.view_as(state)
 
 
@@ -250,69 +275,96 @@ def _backward(
     do: torch.Tensor,
     dstate: torch.Tensor,
 ) -> tuple[torch.Tensor, ...]:
-    """The gradients of q, k, v, g, beta and the initial state."""
-    B, T, H, V = v.shape
+    """The gradients of q, k, v, g, beta and the initial state; empties `kept`."""
     dq, dk, dv, dg, dbeta = (torch.empty_like(x) for x in (q, k, v, g, beta))
     dS = dstate.flatten(0, 1)
-    for span in reversed(_spans(B * H, T)):
-        inverse, E, S = (kept.pop() for _ in range(3))
-        slab = _stage(q, k, g, beta, scale, resets, span, dstate.dtype)
-        q_start, k_start = (slab.qk * slab.from_start).split(span.C, 1)
-        k_end = slab.k * (slab.to_end * slab.beta)
-        states = span.states(S)
-        for S, S_next, (through, k_end_n, E_n) in span.steps(states, slab.through, k_end.mT, E):
-            torch.mul(S, through, out=S_next)
-            S_next.baddbmm_(k_end_n, E_n)
-        dO = span.staged(do, dstate.dtype)
-        dE = torch.bmm((slab.products[:, : span.C] * slab.beta.mT).mT, dO)
-        dZ = torch.empty_like(dE)
-        dstates = span.states(dS)
-        torch.bmm(q_start.mT, dO, out=dstates[:-1].flatten(0, 1))
-        steps = span.steps(dstates, slab.through, k_start.mT, inverse.mT, k_end, dE, dZ)
-        for dS, dS_next, (through, k_start_n, inverse_n, k_end_n, dE_n, dZ_n) in reversed(
-            list(steps)
-        ):
-            torch.bmm(inverse_n, dE_n.baddbmm_(k_end_n, dS_next), out=dZ_n)
-            dS.addcmul_(dS_next, through).baddbmm_(k_start_n, dZ_n, alpha=-1)
-        dS = dstates[0].clone()
-        states, dstates = states[:-1].flatten(0, 1), dstates[1:].flatten(0, 1)
-        do_dz = torch.cat([dO, -dZ], 1)
-        C = span.C
-        dproducts = torch.bmm(do_dz, E.mT)
-        dproducts[:, C:].diagonal(dim1=-2, dim2=-1).zero_()
-        # By log D, but for beta: what D_ii = 1 gives is kept apart, for a strong decay leaves
-        # nothing else, which would be lost beside it.
-        dlog = (dproducts * slab.products).unflatten(1, (2, C)).sum(1)
-        own = dlog.diagonal(dim1=-2, dim2=-1).clone()
-        dlog.diagonal(dim1=-2, dim2=-1).zero_()
-        dproducts.mul_(slab.decay * slab.beta.mT)
+    R, _, V = dS.shape
+    for run in reversed(_runs(v.shape[1])):
+        C = run.C
+        inputs = _Inputs(run, q, k, g, beta, resets, dS.dtype)
+        douts, *targets = (run.chunks(x) for x in (do, dq, dk, dv))
+        by_beta, by_query, by_end = (torch.empty_like(inputs.beta) for _ in range(3))
+        by_through = torch.empty_like(inputs.through[:, 0])
+        for chunks, rows in reversed(run.slabs(R)):
+            slab, (dq_out, dk_out, dv_out) = inputs.slab(chunks, rows), (x[chunks] for x in targets)
+            inverse, E, S = (kept.pop() for _ in range(3))
+            beta_keys = slab.beta[:, None, None]
+            q_start, k_start = slab.start.split(C, 1)
+            end = slab.to_end * slab.beta
+            k_end = slab.k * end[..., None]
 
-        dqk = torch.bmm(do_dz, states.mT).mul_(slab.from_start)
-        dlog_start = (dqk * slab.qk).sum(-1).unflatten(1, (2, C)).sum(1)
-        dqk.baddbmm_(dproducts, slab.k)
-        dk_end = torch.bmm(E, dstates.mT)
-        dlog_end = (dk_end * slab.k).sum(-1) * slab.to_end[..., 0]
-        dk_end.mul_(slab.to_end * slab.beta).baddbmm_(dproducts.mT, slab.qk)
-        dlog_through = (states * dstates).sum((1, 2)) * slab.through[:, 0, 0]
+            states = _states(S, dv_out)
+            states[0] = S
+            for S, S_next, through, k_end_n, E_n in _by_chunk(states, slab.through, k_end.mT, E):
+                torch.mul(S, through, out=S_next).baddbmm_(k_end_n, E_n)
 
+            dO = torch.empty(dv_out.shape, dtype=dS.dtype, device=dS.device)
+            dO = torch.mul(douts[chunks], scale, out=dO).view_as(E)
+            dE = torch.bmm((slab.products[:, 0] * slab.beta[:, None]).mT, dO)
+            dZ, dstates = torch.empty_like(dE), _states(dS, dv_out)
+            torch.bmm(q_start.mT, dO, out=dstates[:-1].flatten(0, 1))
+            dstates[-1] = dS
+            parts = (slab.through, k_start.mT, inverse.mT, k_end, dE, dZ)
+            for dS, dS_next, through, k_start_n, inverse_n, k_end_n, dE_n, dZ_n in reversed(
+                list(_by_chunk(dstates, *parts))
+            ):
+                torch.bmm(inverse_n, dE_n.baddbmm_(k_end_n, dS_next), out=dZ_n)
+                dS.addcmul_(dS_next, through).baddbmm_(k_start_n, dZ_n, alpha=-1)
+            dS = dstates[0].clone()
+            states, dstates = states[:-1].flatten(0, 1), dstates[1:].flatten(0, 1)
+
+            do_dz = torch.cat([dO, -dZ], 1)
+            dproducts = torch.bmm(do_dz, E.mT).view(-1, 2, C, C)
+            dproducts[:, 1].diagonal(dim1=-2, dim2=-1).zero_()
+            # By log D, but for the factor beta. What D_ii = 1 gives is kept apart: where the decay
+            # is strong all else is tiny, and would be lost beside it.
+            dlog = (dproducts * slab.products).sum(1)
+            own = dlog.diagonal(dim1=-2, dim2=-1).clone()
+            dlog.diagonal(dim1=-2, dim2=-1).zero_()
+            dproducts = dproducts.mul_((slab.decay * slab.beta[:, None])[:, None]).view(
+                -1, 2 * C, C
+            )
+
+            dqk = torch.bmm(do_dz, states.mT)
+            dlog_start = (dqk * slab.start).sum(-1).view(-1, 2, C).sum(1)
+            dqk.view(-1, 2, C, dqk.shape[-1]).mul_(slab.from_start[:, None, :, None])
+            dqk.baddbmm_(dproducts, slab.k)
+            dk_end = torch.bmm(E, dstates.mT)
+            dlog_end = (dk_end * slab.k).sum(-1) * slab.to_end
+            dk_end.mul_(end[..., None]).baddbmm_(dproducts.mT, slab.qk)
+
+            dq_out.copy_(dqk[:, :C].view(dq_out.shape))
+            torch.add(dqk[:, C:].view(dk_out.shape), dk_end.view(dk_out.shape), out=dk_out)
+            dv_out.copy_(dZ.view(dv_out.shape))
+            by_key = dlog.sum(1)
+            torch.add(by_key + own, dlog_end, out=by_beta[rows])
+            torch.sub(
+                torch.bmm(dlog, slab.beta[..., None])[..., 0] + dlog_start,
+                by_key * slab.beta,
+                out=by_query[rows],
+            )
+            torch.mul(dlog_end, slab.beta, out=by_end[rows])
+            torch.sum(states * dstates, (1, 2), out=by_through[rows, 0])
         # Each g_t is a factor of a_i and D_ij for t <= i, of e_j and D_ij for j < t, and of what
         # passes the chunk.
-        write = slab.beta[..., 0]
-        by_query = torch.bmm(dlog, slab.beta)[..., 0] + dlog_start
-        by_key = dlog.sum(1)
-        dbeta_slab = by_key + own + dlog_end
-        by_query -= by_key * write
-        ones = dlog.new_ones(C, C)
-        spans_t = torch.cat([ones.tril(), ones.triu(1)])
-        dg_slab = torch.cat([by_query, dlog_end * write], 1) @ spans_t + dlog_through[:, None]
-
-        grads = ((dq, dqk[:, :C]), (dv, dZ), (dbeta, dbeta_slab), (dg, dg_slab))
-        for x, dx in grads:
-            target = span.chunks(x)
+        ones = by_query.new_ones(C, C)
+        by_g = torch.cat([by_query, by_end], 1) @ torch.cat([ones.tril(), ones.triu(1)])
+        by_g.addcmul_(by_through, inputs.through[:, 0])
+        for x, dx in ((dbeta, by_beta), (dg, by_g)):
+            target = run.chunks(x)
             target.copy_(dx.view(target.shape))
-        target = span.chunks(dk)
-        torch.add(dqk[:, C:].view(target.shape), dk_end.view(target.shape), out=target)
     return dq, dk, dv, dg, dbeta, dS.view_as(dstate)
+
+
+def _states(S: torch.Tensor, chunks: torch.Tensor) -> torch.Tensor:
+    """Room for the states between chunks `[N, ...]` and at both ends, `[N + 1, R, K, V]`."""
+    return S.new_empty(len(chunks) + 1, *S.shape)
+
+
+def _by_chunk(states: torch.Tensor, *parts: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
+    """For each chunk the state before it, the one after it, and its rows of parts `[M, ...]`."""
+    R, each = states.shape[1], states.unbind()
+    return zip(each, each[1:], *(x.split(R) for x in parts), strict=False)
 
 
 def _invert(x: torch.Tensor) -> torch.Tensor:

@@ -251,10 +251,10 @@ def _forward(
             ):
                 torch.bmm(inverse_n, Z_n.baddbmm_(k_start_n, S, alpha=-1), out=E_n)
                 torch.mul(S, through, out=S_next).baddbmm_(k_end_n, E_n)
+            S, states = states[-1].clone(), states[:-1].flatten(0, 1)
             if kept is not None:
-                kept += [states[0].clone(), E, inverse]
-            S = states[-1].clone()
-            read = torch.bmm(q_start, states[:-1].flatten(0, 1)).baddbmm_(P_beta, E)
+                kept += [states, E, inverse]
+            read = torch.bmm(q_start, states).baddbmm_(P_beta, E)
             torch.mul(read.view(out.shape), scale, out=out)
     return o, S.view_as(state)
 
@@ -283,15 +283,10 @@ def _backward(
         by_through = torch.empty_like(inputs.through[:, 0])
         for chunks, rows in reversed(run.slabs(R)):
             slab, (dq_out, dk_out, dv_out) = inputs.slab(chunks, rows), (x[chunks] for x in targets)
-            inverse, E, S = (kept.pop() for _ in range(3))
+            inverse, E, states = (kept.pop() for _ in range(3))
             q_start, k_start = slab.start.split(C, 1)
             end = slab.to_end * slab.beta
             k_end = slab.k * end[..., None]
-
-            states = _states(S, dv_out)
-            states[0] = S
-            for S, S_next, through, k_end_n, E_n in _by_chunk(states, slab.through, k_end.mT, E):
-                torch.mul(S, through, out=S_next).baddbmm_(k_end_n, E_n)
 
             dO = torch.empty(dv_out.shape, dtype=dS.dtype, device=dS.device)
             dO = torch.mul(douts[chunks], scale, out=dO).view_as(E)
@@ -306,7 +301,7 @@ def _backward(
                 torch.bmm(inverse_n, dE_n.baddbmm_(k_end_n, dS_next), out=dZ_n)
                 dS.addcmul_(dS_next, through).baddbmm_(k_start_n, dZ_n, alpha=-1)
             dS = dstates[0].clone()
-            states, dstates = states[:-1].flatten(0, 1), dstates[1:].flatten(0, 1)
+            dstates = dstates[1:].flatten(0, 1)
 
             do_dz = torch.cat([dO, -dZ], 1)
             dproducts = torch.bmm(do_dz, E.mT).view(-1, 2, C, C)

@@ -19,8 +19,8 @@ dS', and with dZ the gradient of the system's right-hand side:
     dS = exp(G_C) dS' + (a Q)^T dO - (a K)^T dZ
 
 All else are products inside the chunks: only the lines for E, S and for dZ, dS go chunk by chunk.
-The gradient needs E, the inverse of the system and some of the states; the rest is cheaper to make
-again than to keep.
+E, the states and the inverse of the system are kept for the gradient; the rest is as cheap to make
+again.
 
 Queries and keys are stacked, and so are dO and -dZ: one product serves both halves wherever they
 meet the same matrix. A slab of some chunks is worked on at a time, so that what it needs stays in a
@@ -62,9 +62,11 @@ def chunk_gated_delta_rule(
     """
     state = empty_state(q, v, initial_state)
     inputs = (q, k, v, g, beta, state)
-    if torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
-        return _ChunkRule.apply(*inputs, scale, resets)
-    return _forward(*inputs, scale, resets, None)
+    # All products are in the dtype of the state, also where the caller's would not be.
+    with torch.autocast(v.device.type, enabled=False):
+        if torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
+            return _ChunkRule.apply(*inputs, scale, resets)
+        return _forward(*inputs, scale, resets, kept=None)
 
 
 class _ChunkRule(torch.autograd.Function):
@@ -92,7 +94,9 @@ class _ChunkRule(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, do: torch.Tensor, dstate: torch.Tensor) -> tuple[Any, ...]:
         q, k, v, g, beta, resets, *kept = ctx.saved_tensors
-        return (*_backward(q, k, v, g, beta, ctx.scale, resets, kept, do, dstate), None, None)
+        with torch.autocast(v.device.type, enabled=False):
+            grads = _backward(q, k, v, g, beta, ctx.scale, resets, kept, do, dstate)
+        return (*grads, None, None)
 
 
 @dataclass(frozen=True)
@@ -239,18 +243,16 @@ def _forward(
             slab, out = inputs.slab(chunks, rows), outputs[chunks]
             P_beta, A_beta = (slab.products * slab.beta[:, None, None]).unbind(1)
             inverse = _invert(A_beta)
-            q_start, k_start = slab.start.split(run.C, 1)
+            q_start, k_start = slab.start.chunk(2, 1)
             k_end = slab.k * (slab.to_end * slab.beta)[..., None]
             Z = torch.empty(out.shape, dtype=S.dtype, device=S.device).copy_(values[chunks])
             Z = Z.view(-1, run.C, V)
             E, states = torch.empty_like(Z), _states(S, out)
             states[0] = S
-            parts = (slab.through, k_start, inverse, k_end.mT, Z, E)
-            for S, S_next, through, k_start_n, inverse_n, k_end_n, Z_n, E_n in _by_chunk(
-                states, *parts
-            ):
-                torch.bmm(inverse_n, Z_n.baddbmm_(k_start_n, S, alpha=-1), out=E_n)
-                torch.mul(S, through, out=S_next).baddbmm_(k_end_n, E_n)
+            steps = _by_chunk(states, slab.through, k_start, inverse, k_end.mT, Z, E)
+            for S_n, S_next, through, k_start_n, inverse_n, k_end_n, Z_n, E_n in steps:
+                torch.bmm(inverse_n, Z_n.baddbmm_(k_start_n, S_n, alpha=-1), out=E_n)
+                torch.mul(S_n, through, out=S_next).baddbmm_(k_end_n, E_n)
             S, states = states[-1].clone(), states[:-1].flatten(0, 1)
             if kept is not None:
                 kept += [states, E, inverse]
@@ -274,76 +276,113 @@ def _backward(
     """The gradients of q, k, v, g, beta and the initial state; empties `kept`."""
     dq, dk, dv, dg, dbeta = (torch.empty_like(x) for x in (q, k, v, g, beta))
     dS = dstate.flatten(0, 1)
-    R = len(dS)
     for run in reversed(_runs(v.shape[1])):
-        C = run.C
         inputs = _Inputs(run, q, k, g, beta, resets, dS.dtype)
         douts, *targets = (run.chunks(x) for x in (do, dq, dk, dv))
-        by_beta, by_query, by_end = (torch.empty_like(inputs.beta) for _ in range(3))
-        by_through = torch.empty_like(inputs.through[:, 0])
-        for chunks, rows in reversed(run.slabs(R)):
+        sums: list[tuple[torch.Tensor, ...]] = []
+        for chunks, rows in reversed(run.slabs(len(dS))):
             slab, (dq_out, dk_out, dv_out) = inputs.slab(chunks, rows), (x[chunks] for x in targets)
             inverse, E, states = (kept.pop() for _ in range(3))
-            q_start, k_start = slab.start.split(C, 1)
-            end = slab.to_end * slab.beta
-            k_end = slab.k * end[..., None]
-
             dO = torch.empty(dv_out.shape, dtype=dS.dtype, device=dS.device)
             dO = torch.mul(douts[chunks], scale, out=dO).view_as(E)
-            dE = torch.bmm((slab.products[:, 0] * slab.beta[:, None]).mT, dO)
-            dZ, dstates = torch.empty_like(dE), _states(dS, dv_out)
-            torch.bmm(q_start.mT, dO, out=dstates[:-1].flatten(0, 1))
-            dstates[-1] = dS
-            parts = (slab.through, k_start.mT, inverse.mT, k_end, dE, dZ)
-            for dS, dS_next, through, k_start_n, inverse_n, k_end_n, dE_n, dZ_n in reversed(
-                list(_by_chunk(dstates, *parts))
-            ):
-                torch.bmm(inverse_n, dE_n.baddbmm_(k_end_n, dS_next), out=dZ_n)
-                dS.addcmul_(dS_next, through).baddbmm_(k_start_n, dZ_n, alpha=-1)
-            dS = dstates[0].clone()
-            dstates = dstates[1:].flatten(0, 1)
-
-            do_dz = torch.cat([dO, -dZ], 1)
-            dproducts = torch.bmm(do_dz, E.mT).view(-1, 2, C, C)
-            dproducts[:, 1].diagonal(dim1=-2, dim2=-1).zero_()
-            # By log D, but for the factor beta. What D_ii = 1 gives is kept apart: where the decay
-            # is strong all else is tiny, and would be lost beside it.
-            dlog = (dproducts * slab.products).sum(1)
-            own = dlog.diagonal(dim1=-2, dim2=-1).clone()
-            dlog.diagonal(dim1=-2, dim2=-1).zero_()
-            dproducts = dproducts.mul_((slab.decay * slab.beta[:, None])[:, None]).view(
-                -1, 2 * C, C
-            )
-
-            dqk = torch.bmm(do_dz, states.mT)
-            dlog_start = (dqk * slab.start).sum(-1).view(-1, 2, C).sum(1)
-            dqk.view(-1, 2, C, dqk.shape[-1]).mul_(slab.from_start[:, None, :, None])
-            dqk.baddbmm_(dproducts, slab.k)
-            dk_end = torch.bmm(E, dstates.mT)
-            dlog_end = (dk_end * slab.k).sum(-1) * slab.to_end
-            dk_end.mul_(end[..., None]).baddbmm_(dproducts.mT, slab.qk)
-
-            dq_out.copy_(dqk[:, :C].view(dq_out.shape))
-            torch.add(dqk[:, C:].view(dk_out.shape), dk_end.view(dk_out.shape), out=dk_out)
+            dZ, dstates = _back_through_chunks(slab, inverse, dO, dS, _states(dS, dv_out))
+            dS, dstates = dstates[0].clone(), dstates[1:].flatten(0, 1)
+            dqk, dk_more, *by_token = _back_inside_chunks(slab, E, states, dO, dZ, dstates)
+            dq_part, dk_part = (x.view(dq_out.shape) for x in dqk.split(run.C, 1))
+            dq_out.copy_(dq_part)
+            torch.add(dk_part, dk_more.view(dk_out.shape), out=dk_out)
             dv_out.copy_(dZ.view(dv_out.shape))
-            by_key = dlog.sum(1)
-            torch.add(by_key + own, dlog_end, out=by_beta[rows])
-            torch.sub(
-                torch.bmm(dlog, slab.beta[..., None])[..., 0] + dlog_start,
-                by_key * slab.beta,
-                out=by_query[rows],
-            )
-            torch.mul(dlog_end, slab.beta, out=by_end[rows])
-            torch.sum(states * dstates, (1, 2), out=by_through[rows, 0])
+            sums.insert(0, tuple(by_token))
+        by_beta, by_query, by_end, by_through = map(torch.cat, zip(*sums, strict=True))
         # Each g_t is a factor of a_i and D_ij for t <= i, of e_j and D_ij for j < t, and of what
         # passes the chunk.
-        ones = by_query.new_ones(C, C)
+        ones = by_query.new_ones(run.C, run.C)
         by_g = torch.cat([by_query, by_end], 1) @ torch.cat([ones.tril(), ones.triu(1)])
-        by_g.addcmul_(by_through, inputs.through[:, 0])
-        for x, dx in ((dbeta, by_beta), (dg, by_g)):
+        for x, dx in ((dbeta, by_beta), (dg, by_g + by_through[:, None])):
             target = run.chunks(x)
             target.copy_(dx.view(target.shape))
     return dq, dk, dv, dg, dbeta, dS.view_as(dstate)
+
+
+def _back_through_chunks(
+    slab: _Slab,
+    inverse: torch.Tensor,
+    dO: torch.Tensor,
+    dS: torch.Tensor,
+    dstates: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The sequential part, from the last chunk of a slab to its first.
+
+    Args:
+        slab: the slab.
+        inverse: of its systems, `[M, C, C]`.
+        dO: by the read-outs, times scale, `[M, C, V]`.
+        dS: by the state after the slab, `[R, K, V]`.
+        dstates: room for those by all states, `[N + 1, R, K, V]`.
+
+    Returns:
+        dZ `[M, C, V]`, and dstates.
+    """
+    q_start, k_start = slab.start.mT.chunk(2, -1)
+    k_end = slab.k * (slab.to_end * slab.beta)[..., None]
+    dE = torch.bmm((slab.products[:, 0] * slab.beta[:, None]).mT, dO)
+    dZ = torch.empty_like(dE)
+    torch.bmm(q_start, dO, out=dstates[:-1].flatten(0, 1))
+    dstates[-1] = dS
+    steps = _by_chunk(dstates, slab.through, k_start, inverse.mT, k_end, dE, dZ)
+    for dS_n, dS_next, through, k_start_n, inverse_n, k_end_n, dE_n, dZ_n in reversed(list(steps)):
+        torch.bmm(inverse_n, dE_n.baddbmm_(k_end_n, dS_next), out=dZ_n)
+        dS_n.addcmul_(dS_next, through).baddbmm_(k_start_n, dZ_n, alpha=-1)
+    return dZ, dstates
+
+
+def _back_inside_chunks(
+    slab: _Slab,
+    E: torch.Tensor,
+    states: torch.Tensor,
+    dO: torch.Tensor,
+    dZ: torch.Tensor,
+    dstates: torch.Tensor,
+) -> tuple[torch.Tensor, ...]:
+    """What the chunks of a slab give, each by itself.
+
+    Args:
+        slab: the slab.
+        E: its errors, `[M, C, V]`.
+        states: before each chunk, `[M, K, V]`.
+        dO: by the read-outs, times scale, `[M, C, V]`.
+        dZ: by the right-hand sides, `[M, C, V]`.
+        dstates: by the state after each chunk, `[M, K, V]`.
+
+    Returns:
+        The gradients of [Q; K] `[M, 2C, K]` and what comes to that of K `[M, C, K]`; by beta, by
+        G_i as the later end of a decay and what e gives as the earlier one, `[M, C]`; by G_C of
+        the state that passes, `[M]`.
+    """
+    M, C, _ = E.shape
+    do_dz = torch.cat([dO, -dZ], 1)
+    dproducts = torch.bmm(do_dz, E.mT).view_as(slab.products)
+    dproducts[:, 1].diagonal(dim1=-2, dim2=-1).zero_()
+    # By log D, but for the factor beta. What D_ii = 1 gives is kept apart: where the decay is
+    # strong all else is tiny, and would be lost beside it.
+    dlog = (dproducts * slab.products).sum(1)
+    own = dlog.diagonal(dim1=-2, dim2=-1).clone()
+    dlog.diagonal(dim1=-2, dim2=-1).zero_()
+    dproducts.mul_((slab.decay * slab.beta[:, None])[:, None])
+    dproducts = dproducts.view(M, 2 * C, C)
+
+    dqk = torch.bmm(do_dz, states.mT)
+    dlog_start = (dqk * slab.start).sum(-1).view(M, 2, C).sum(1)
+    dqk.view(M, 2, C, -1).mul_(slab.from_start[:, None, :, None])
+    dqk.baddbmm_(dproducts, slab.k)
+    dk_end = torch.bmm(E, dstates.mT)
+    dlog_end = (dk_end * slab.k).sum(-1) * slab.to_end
+    dk_end.mul_((slab.to_end * slab.beta)[..., None]).baddbmm_(dproducts.mT, slab.qk)
+
+    by_key = dlog.sum(1)
+    by_query = torch.bmm(dlog, slab.beta[..., None])[..., 0] + dlog_start - by_key * slab.beta
+    by_through = (states * dstates).sum((1, 2)) * slab.through[:, 0, 0]
+    return dqk, dk_end, by_key + own + dlog_end, by_query, dlog_end * slab.beta, by_through
 
 
 def _states(S: torch.Tensor, chunks: torch.Tensor) -> torch.Tensor:

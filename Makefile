@@ -27,7 +27,7 @@ HAVE_TEST := $(VENV)/.have-test
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help env test-env run test check format lock clean python torch-note
+.PHONY: help env test-env run test test-gpu check format lock clean python torch-note
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -43,6 +43,12 @@ run: env ## run the pipeline: make run ARGS="key=value ..."
 # and sums come out in the same order everywhere.
 test: test-env ## run the tests: make test ARGS="-k name"
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ARGS)
+
+# Its last step fails where there is no GPU, so that tests which all skipped do not pass for a check.
+# The kernels come with what the tests need; torch must be a CUDA build.
+test-gpu: test-env ## run the tests that need a GPU, then time FLA's kernels there
+	$(BIN)/python -m pytest -m gpu $(ARGS)
+	$(BIN)/python experiments/speed/fla_gpu.py
 
 # All of them run, so that one look shows every finding.
 check: test-env ## lint, formatting, types and the one-way rule of imports

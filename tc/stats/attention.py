@@ -1,8 +1,9 @@
-"""Statistics of a teacher's attention, streamed over batches and blocks of queries.
+"""Statistics of a teacher's attention, streamed over batches and over tiles of queries and keys.
 
-Shape letters: B batch, T tokens, Q queries of a block, H query heads, J key/value heads, K key dim.
+Shape letters: B batch, T tokens, H query heads, J key/value heads, G query heads of a key head
+(H = J G), K key dim; in a tile Q queries, C keys and n key heads.
 
-For a real token t with attention p_tj over the tokens j of its own document:
+For a real token t with attention p_tj over the tokens j that it sees:
 
 - plain: distance sum_j p_tj (t - j); entropy -sum_j p_tj log p_tj, in nats; means over all rows.
 - without sinks: the document's first token is left out and the row renormalised. A head that rests
@@ -11,16 +12,32 @@ For a real token t with attention p_tj over the tokens j of its own document:
 
 (arXiv 2606.16429, Phase 1, decay and write gate; the published code counts the sink as distance and
 does not normalise the entropy.)
+
+A row's softmax goes over its keys tile by tile with a running maximum (arXiv 1805.02867), and over all
+keys but the sink, which is put in at the end: what is left beside a sink keeps its digits, however
+little it is.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 
 from tc.errors import TCError
 
-BLOCK = 128
-"""Queries of a block: no T x T tensor is ever held, only Q x T ones."""
+ROWS = 384
+"""Rows of a tile: queries of all heads that share a key head."""
+
+KEYS = 256
+"""Keys of a tile."""
+
+TILES = {"cuda": 64}
+"""Key heads at a time, by device: one tile fits a core's cache, and it takes many to fill a GPU."""
+
+NOTHING = -1e30
+"""The score of a key that is not seen: finite, since 0 times infinity is no number."""
 
 SUMS = (
     "rows",
@@ -44,6 +61,7 @@ class AttentionStatistics:
 
     def __init__(self, num_layers: int, num_heads: int) -> None:
         self.sums = {n: torch.zeros(num_layers, num_heads, dtype=torch.float64) for n in SUMS}
+        self._last: tuple[torch.Tensor, list[_Seen]] | None = None
 
     def add(
         self,
@@ -63,49 +81,32 @@ class AttentionStatistics:
                 token that may not see itself is padding and counts nowhere.
             scaling: factor of the scores.
         """
-        B, H, T, _ = query.shape
-        # In float32, as SDPA accumulates them: half-precision scores would be rounded here only.
-        key = key.repeat_interleave(H // key.shape[1], dim=1).float()
-        for start in range(0, T, BLOCK):
-            rows = slice(start, min(start + BLOCK, T))
-            sees = _causal(rows, T, query.device) if mask is None else mask[:, 0, rows]
-            scores = query[:, :, rows].float() @ key.mT * scaling
-            self._add_block(layer, scores, sees.expand(B, -1, T), start)
+        H, J = query.shape[1], key.shape[1]
+        G = H // J
+        query = query.unflatten(1, (J, G))
+        tiles = TILES.get(query.device.type, 1)
+        for b, seen in enumerate(self._seen(mask, query)):
+            for heads in _pieces(0, J, tiles):
+                # In float32, as SDPA accumulates: half-precision scores would be rounded here only.
+                k = key[b, heads].float()
+                sums = torch.stack(
+                    [
+                        _row_sums(query[b, heads, :, rows].float() * scaling, k, seen, rows)
+                        for rows in _pieces(0, k.shape[1], max(1, ROWS // G))
+                    ]
+                )
+                place = slice(heads.start * G, heads.stop * G)
+                for name, value in zip(SUMS, sums.sum(0).flatten(1).cpu(), strict=True):
+                    self.sums[name][layer, place] += value
 
-    def _add_block(self, layer: int, scores: torch.Tensor, sees: torch.Tensor, start: int) -> None:
-        """Adds scores `[B, H, Q, T]` of queries from `start` on; `sees` `[B, Q, T]`."""
-        Q, T = scores.shape[2:]
-        first, sees = _first_seen(sees)[:, None], sees[:, None]
-        query = torch.arange(start, start + Q, device=scores.device)
-        key = torch.arange(T, device=scores.device)
-        real = sees[..., query - start, query]
-        scores = scores.masked_fill(~sees, -torch.inf).masked_fill(~real[..., None], 0)
-        log_p = scores.log_softmax(-1)
-        p = log_p.exp()
-        distance = (query[:, None] - key).clamp_min(0).to(p.dtype)
-        p_log_p = torch.where(p > 0, p * log_p, 0)
-
-        is_sink = key == first[..., None]
-        sink = (p * is_sink).sum(-1)
-        # Not 1 - sink, which rounds to nothing where the sink has nearly all of the mass.
-        free = p.masked_fill(is_sink, 0).sum(-1)
-        number = sees.sum(-1) - 1
-        # -sum over j of (p/m) log(p/m), times m for the weight: m log m - sum p log p.
-        free_sum = -p_log_p.masked_fill(is_sink, 0).sum(-1) + torch.special.xlogy(free, free)
-        counts = real & (number >= 2)
-        free_entropy = free_sum / number.clamp_min(2).log()
-        weighted = {
-            "rows": real.expand_as(sink),
-            "distance": (p * distance).sum(-1) * real,
-            "entropy": -p_log_p.sum(-1) * real,
-            "sink_mass": sink * real,
-            "free_mass": free * real,
-            "free_distance": (p * distance).masked_fill(is_sink, 0).sum(-1) * real,
-            "free_entropy": free_entropy * counts,
-            "free_entropy_mass": free * counts,
-        }
-        for name, value in weighted.items():
-            self.sums[name][layer] += value.double().sum((0, 2)).cpu()
+    def _seen(self, mask: torch.Tensor | None, query: torch.Tensor) -> list[_Seen]:
+        """What the rows of each sequence see; all layers that share a mask share this."""
+        B, T = query.shape[0], query.shape[3]
+        if mask is None:
+            return [_Seen.causal(T, query.device)] * B
+        if self._last is None or self._last[0] is not mask:
+            self._last = mask, [_Seen.of(sees) for sees in mask[:, 0].expand(B, -1, -1)]
+        return self._last[1]
 
     def means(self) -> dict[str, torch.Tensor]:
         """The means, each `[L, H]` float64: distances in tokens, entropy in nats or normalised.
@@ -133,12 +134,140 @@ class AttentionStatistics:
         return means
 
 
-def _causal(rows: slice, num_tokens: int, device: torch.device) -> torch.Tensor:
-    """The rows of a block of the plain causal mask, bool `[1, Q, T]`."""
-    query = torch.arange(rows.start, rows.stop, device=device)
-    return torch.arange(num_tokens, device=device) <= query[None, :, None]
+@dataclass
+class _Seen:
+    """What the rows of one sequence see.
+
+    Attributes:
+        sees: bool `[T, T]`, or None for plainly causal.
+        real: bool `[T]`, False for padding.
+        sink: the first token of each row's document, `[T]`.
+        has_sink: bool `[T]`, False for rows whose first key is no document's first token, as in
+            a sliding window.
+        free: how many keys a row sees without the sink, `[T]`.
+    """
+
+    sees: torch.Tensor | None
+    real: torch.Tensor
+    sink: torch.Tensor
+    has_sink: torch.Tensor
+    free: torch.Tensor
+
+    @classmethod
+    def causal(cls, T: int, device: torch.device) -> _Seen:
+        """Every row sees all before it."""
+        rows = torch.arange(T, device=device)
+        real = torch.ones(T, dtype=torch.bool, device=device)
+        return cls(None, real, torch.zeros_like(rows), real, rows)
+
+    @classmethod
+    def of(cls, sees: torch.Tensor) -> _Seen:
+        """Reads a mask, block by block of its rows."""
+        T = len(sees)
+        blocks = [sees[rows] for rows in _pieces(0, T, ROWS)]
+        first = torch.cat([x.to(torch.int8).argmax(-1) for x in blocks])
+        number = torch.cat([x.sum(-1) for x in blocks])
+        # A document's first token sees itself alone.
+        has_sink = (number == 1)[first]
+        return cls(sees, sees.diagonal(), first, has_sink, number - has_sink.long())
+
+    def left_out(self, rows: slice, keys: slice) -> torch.Tensor | None:
+        """The keys of a tile that a row does not count: unseen ones and the sink.
+
+        Returns:
+            bool `[Q, C]`, or None where every row counts every key.
+        """
+        device = self.sink.device
+        key = torch.arange(keys.start, keys.stop, device=device)
+        if self.sees is None:
+            if keys.start > 0 and keys.stop <= rows.start + 1:
+                return None
+            query = torch.arange(rows.start, rows.stop, device=device)
+            return (key > query[:, None]) | (key == 0)
+        sink = self.sink[rows].where(self.has_sink[rows], -1)
+        out = ~self.sees[rows, keys] | (key == sink[:, None])
+        return out if out.any() else None
 
 
-def _first_seen(sees: torch.Tensor) -> torch.Tensor:
-    """The first key that each query sees, `[B, Q]`: its document's first token."""
-    return sees.to(torch.int8).argmax(-1)
+def _pieces(start: int, stop: int, size: int) -> Iterator[slice]:
+    """Cuts a range to slices of a size."""
+    for first in range(start, stop, size):
+        yield slice(first, min(first + size, stop))
+
+
+def _row_sums(q: torch.Tensor, k: torch.Tensor, seen: _Seen, rows: slice) -> torch.Tensor:
+    """The sums over some rows of some heads.
+
+    Args:
+        q: scaled queries of the rows, `[n, G, Q, K]`.
+        k: keys of the sequence, `[n, T, K]`.
+        seen: what the sequence's rows see.
+        rows: which rows they are.
+
+    Returns:
+        In the order of `SUMS`, `[len(SUMS), n, G]`, float64.
+    """
+    real, sink, has_sink = (x[rows] for x in (seen.real, seen.sink, seen.has_sink))
+    query = torch.arange(rows.start, rows.stop, device=q.device)
+    peak, mass, distance, log_mass = _free_sums(q, k, seen, rows)
+    # The peak adds 1 to the mass: it is below 1 just where no key is left.
+    safe = mass.clamp_min(1)
+    distance = distance / safe
+    entropy = (safe.log() - log_mass / safe).clamp_min(0)
+
+    score = (q * k[:, None, sink]).sum(-1).masked_fill(~has_sink, NOTHING)
+    top = torch.maximum(peak, score)
+    free, rest = mass * (peak - top).exp(), (score - top).exp()
+    free_mass, sink_mass = free / (free + rest), rest / (free + rest)
+    between = -torch.special.xlogy(free_mass, free_mass) - torch.special.xlogy(sink_mass, sink_mass)
+    number = seen.free[rows]
+    normalised = torch.where(number >= 2, entropy / number.clamp_min(2).log(), 0)
+    values = {
+        "rows": torch.ones_like(mass),
+        "distance": free_mass * distance + sink_mass * (query - sink),
+        "entropy": between + free_mass * entropy,
+        "sink_mass": sink_mass,
+        "free_mass": free_mass,
+        "free_distance": free_mass * distance,
+        "free_entropy": free_mass * normalised,
+        "free_entropy_mass": free_mass * (number >= 2),
+    }
+    stacked = torch.stack([values[name] for name in SUMS])
+    return stacked.where(real, 0).double().sum(-1)
+
+
+def _free_sums(
+    q: torch.Tensor, k: torch.Tensor, seen: _Seen, rows: slice
+) -> tuple[torch.Tensor, ...]:
+    """The running softmax over a row's keys but the sink, with arguments as `_row_sums`.
+
+    Returns:
+        Each `[n, G, Q]`: the largest score m, and the sums over keys of e = exp(score - m),
+        e times the distance, and e times log e.
+    """
+    n, G, Q, _ = q.shape
+    flat = q.flatten(1, 2)
+    query = torch.arange(rows.start, rows.stop, device=q.device)
+    peak = q.new_full((n, G, Q), NOTHING)
+    mass, distance, log_mass = (torch.zeros_like(peak) for _ in range(3))
+    for keys in _pieces(0, rows.stop, KEYS):
+        left_out = seen.left_out(rows, keys)
+        if left_out is not None and left_out.all():
+            continue
+        scores = torch.bmm(flat, k[:, keys].mT).view(n, G, Q, -1)
+        if left_out is not None:
+            scores.masked_fill_(left_out, NOTHING)
+        before, peak = peak, torch.maximum(peak, scores.amax(-1))
+        scores -= peak[..., None]
+        e = scores.exp()
+        shift, here = before - peak, e.sum(-1)
+        key = torch.arange(keys.start, keys.stop, device=q.device)
+        if keys.stop <= rows.start:
+            # Both terms are positive: nothing near is lost in the difference of far positions.
+            far = (query - keys.stop) * here + e @ (keys.stop - key).to(e.dtype)
+        else:
+            far = (e * (query[:, None] - key).clamp_min(0)).sum(-1)
+        log_mass = shift.exp() * (log_mass + shift * mass) + scores.mul_(e).sum(-1)
+        distance = shift.exp() * distance + far
+        mass = shift.exp() * mass + here
+    return peak, mass, distance, log_mass

@@ -41,7 +41,7 @@ from tc.student.ops.loop import empty_state
 CHUNK = 32
 """Tokens of a chunk: the work inside a chunk grows with it, that between chunks shrinks."""
 
-SLAB = 36
+SLAB = 48
 """Rows times chunks of a slab, about: fewer cost calls, more cost cache misses."""
 
 

@@ -13,8 +13,8 @@ For a real token t with attention p_tj over the tokens j that it sees:
 (arXiv 2606.16429, Phase 1, decay and write gate; the published code counts the sink as distance and
 does not normalise the entropy.)
 
-A row's softmax goes over its keys tile by tile with a running maximum (arXiv 1805.02867), and over all
-keys but the sink, which is put in at the end: what is left beside a sink keeps its digits, however
+A row's softmax goes over its keys tile by tile with a running maximum (arXiv 1805.02867), and over
+all keys but the sink, which is put in at the end: what is left beside it keeps its digits, however
 little it is.
 """
 
@@ -30,14 +30,17 @@ from tc.errors import TCError
 ROWS = 384
 """Rows of a tile: queries of all heads that share a key head."""
 
-KEYS = 256
+KEYS = 512
 """Keys of a tile."""
 
-TILES = {"cuda": 64}
-"""Key heads at a time, by device: one tile fits a core's cache, and it takes many to fill a GPU."""
+TILES = {"cpu": 3, "cuda": 64}
+"""Key heads at a time, by device: a CPU wants them in its cache, a GPU wants many."""
 
 NOTHING = -1e30
 """The score of a key that is not seen: finite, since 0 times infinity is no number."""
+
+SMALLEST = -87.0
+"""Logarithms of softmax terms are not below this: exp is slow where float32 underflows."""
 
 SUMS = (
     "rows",
@@ -245,20 +248,19 @@ def _free_sums(
         Each `[n, G, Q]`: the largest score m, and the sums over keys of e = exp(score - m),
         e times the distance, and e times log e.
     """
-    n, G, Q, _ = q.shape
-    flat = q.flatten(1, 2)
     query = torch.arange(rows.start, rows.stop, device=q.device)
-    peak = q.new_full((n, G, Q), NOTHING)
+    peak = q.new_full(q.shape[:-1], NOTHING)
     mass, distance, log_mass = (torch.zeros_like(peak) for _ in range(3))
     for keys in _pieces(0, rows.stop, KEYS):
         left_out = seen.left_out(rows, keys)
         if left_out is not None and left_out.all():
             continue
-        scores = torch.bmm(flat, k[:, keys].mT).view(n, G, Q, -1)
+        # One product a head, not a key head: they spread better over cores.
+        scores = q @ k[:, None, keys].mT
         if left_out is not None:
             scores.masked_fill_(left_out, NOTHING)
         before, peak = peak, torch.maximum(peak, scores.amax(-1))
-        scores -= peak[..., None]
+        scores.sub_(peak[..., None]).clamp_(min=SMALLEST)
         e = scores.exp()
         shift, here = before - peak, e.sum(-1)
         key = torch.arange(keys.start, keys.stop, device=q.device)
@@ -267,7 +269,10 @@ def _free_sums(
             far = (query - keys.stop) * here + e @ (keys.stop - key).to(e.dtype)
         else:
             far = (e * (query[:, None] - key).clamp_min(0)).sum(-1)
-        log_mass = shift.exp() * (log_mass + shift * mass) + scores.mul_(e).sum(-1)
-        distance = shift.exp() * distance + far
-        mass = shift.exp() * mass + here
-    return peak, mass, distance, log_mass
+        kept = shift.exp()
+        log_mass = kept * torch.addcmul(log_mass, shift, mass) + scores.mul_(e).sum(-1)
+        distance = torch.addcmul(far, kept, distance)
+        mass = torch.addcmul(here, kept, mass)
+    # Rows that see no key but the sink have counted keys left out, all of the same nothing.
+    none = seen.free[rows] == 0
+    return peak, *(x.masked_fill(none, 0) for x in (mass, distance, log_mass))

@@ -1,7 +1,7 @@
 """Statistics of a teacher's attention, streamed over batches and over tiles of queries and keys.
 
-Shape letters: B batch, T tokens, H query heads, J key/value heads, G query heads of a key head
-(H = J G), K key dim; in a tile Q queries, C keys and n key heads.
+Shape letters: B batch, T tokens, H query heads, J key/value heads, K key dim; in a tile n heads, Q
+queries and C keys.
 
 For a real token t with attention p_tj over the tokens j that it sees:
 
@@ -27,14 +27,11 @@ import torch
 
 from tc.errors import TCError
 
-ROWS = 384
-"""Rows of a tile: queries of all heads that share a key head."""
+QUERIES, KEYS = 256, 512
+"""Queries and keys of a tile."""
 
-KEYS = 512
-"""Keys of a tile."""
-
-TILES = {"cpu": 3, "cuda": 64}
-"""Key heads at a time, by device: a CPU wants them in its cache, a GPU wants many."""
+HEADS = {"cpu": 12, "cuda": 256}
+"""Heads at a time, by device: a CPU wants their tiles in its cache, a GPU wants many."""
 
 NOTHING = -1e30
 """The score of a key that is not seen: finite, since 0 times infinity is no number."""
@@ -84,27 +81,21 @@ class AttentionStatistics:
                 token that may not see itself is padding and counts nowhere.
             scaling: factor of the scores.
         """
-        H, J = query.shape[1], key.shape[1]
-        G = H // J
-        query = query.unflatten(1, (J, G))
-        tiles = TILES.get(query.device.type, 1)
+        H, T = query.shape[1:3]
         for b, seen in enumerate(self._seen(mask, query)):
-            for heads in _pieces(0, J, tiles):
-                # In float32, as SDPA accumulates: half-precision scores would be rounded here only.
-                k = key[b, heads].float()
-                sums = torch.stack(
-                    [
-                        _row_sums(query[b, heads, :, rows].float() * scaling, k, seen, rows)
-                        for rows in _pieces(0, k.shape[1], max(1, ROWS // G))
-                    ]
-                )
-                place = slice(heads.start * G, heads.stop * G)
-                for name, value in zip(SUMS, sums.sum(0).flatten(1).cpu(), strict=True):
-                    self.sums[name][layer, place] += value
+            # In float32, as SDPA accumulates: half-precision scores would be rounded here only.
+            k = key[b].repeat_interleave(H // key.shape[1], dim=0).float()
+            for heads in _pieces(0, H, HEADS.get(query.device.type, HEADS["cpu"])):
+                blocks = [
+                    _row_sums(query[b, heads, rows].float() * scaling, k[heads], seen, rows)
+                    for rows in _pieces(0, T, QUERIES)
+                ]
+                for name, value in zip(SUMS, torch.stack(blocks).sum(0).cpu(), strict=True):
+                    self.sums[name][layer, heads] += value
 
     def _seen(self, mask: torch.Tensor | None, query: torch.Tensor) -> list[_Seen]:
         """What the rows of each sequence see; all layers that share a mask share this."""
-        B, T = query.shape[0], query.shape[3]
+        B, T = query.shape[0], query.shape[2]
         if mask is None:
             return [_Seen.causal(T, query.device)] * B
         if self._last is None or self._last[0] is not mask:
@@ -167,7 +158,7 @@ class _Seen:
     def of(cls, sees: torch.Tensor) -> _Seen:
         """Reads a mask, block by block of its rows."""
         T = len(sees)
-        blocks = [sees[rows] for rows in _pieces(0, T, ROWS)]
+        blocks = [sees[rows] for rows in _pieces(0, T, QUERIES)]
         first = torch.cat([x.to(torch.int8).argmax(-1) for x in blocks])
         number = torch.cat([x.sum(-1) for x in blocks])
         # A document's first token sees itself alone.
@@ -183,10 +174,9 @@ class _Seen:
         device = self.sink.device
         key = torch.arange(keys.start, keys.stop, device=device)
         if self.sees is None:
-            if keys.start > 0 and keys.stop <= rows.start + 1:
+            if keys.stop <= rows.start + 1:
                 return None
-            query = torch.arange(rows.start, rows.stop, device=device)
-            return (key > query[:, None]) | (key == 0)
+            return key > torch.arange(rows.start, rows.stop, device=device)[:, None]
         sink = self.sink[rows].where(self.has_sink[rows], -1)
         out = ~self.sees[rows, keys] | (key == sink[:, None])
         return out if out.any() else None
@@ -202,13 +192,13 @@ def _row_sums(q: torch.Tensor, k: torch.Tensor, seen: _Seen, rows: slice) -> tor
     """The sums over some rows of some heads.
 
     Args:
-        q: scaled queries of the rows, `[n, G, Q, K]`.
+        q: scaled queries of the rows, `[n, Q, K]`.
         k: keys of the sequence, `[n, T, K]`.
         seen: what the sequence's rows see.
         rows: which rows they are.
 
     Returns:
-        In the order of `SUMS`, `[len(SUMS), n, G]`, float64.
+        In the order of `SUMS`, `[len(SUMS), n]`, float64.
     """
     real, sink, has_sink = (x[rows] for x in (seen.real, seen.sink, seen.has_sink))
     query = torch.arange(rows.start, rows.stop, device=q.device)
@@ -218,7 +208,7 @@ def _row_sums(q: torch.Tensor, k: torch.Tensor, seen: _Seen, rows: slice) -> tor
     distance = distance / safe
     entropy = (safe.log() - log_mass / safe).clamp_min(0)
 
-    score = (q * k[:, None, sink]).sum(-1).masked_fill(~has_sink, NOTHING)
+    score = (q * k[:, sink]).sum(-1).masked_fill(~has_sink, NOTHING)
     top = torch.maximum(peak, score)
     free, rest = mass * (peak - top).exp(), (score - top).exp()
     free_mass, sink_mass = free / (free + rest), rest / (free + rest)
@@ -245,18 +235,18 @@ def _free_sums(
     """The running softmax over a row's keys but the sink, with arguments as `_row_sums`.
 
     Returns:
-        Each `[n, G, Q]`: the largest score m, and the sums over keys of e = exp(score - m),
+        Each `[n, Q]`: the largest score m, and the sums over keys of e = exp(score - m),
         e times the distance, and e times log e.
     """
     query = torch.arange(rows.start, rows.stop, device=q.device)
     peak = q.new_full(q.shape[:-1], NOTHING)
     mass, distance, log_mass = (torch.zeros_like(peak) for _ in range(3))
-    for keys in _pieces(0, rows.stop, KEYS):
+    # Where all rows are causal, no tile holds the one sink.
+    for keys in _pieces(int(seen.sees is None), rows.stop, KEYS):
         left_out = seen.left_out(rows, keys)
-        if left_out is not None and left_out.all():
+        if left_out is not None and seen.sees is not None and left_out.all():
             continue
-        # One product a head, not a key head: they spread better over cores.
-        scores = q @ k[:, None, keys].mT
+        scores = torch.bmm(q, k[:, keys].mT)
         if left_out is not None:
             scores.masked_fill_(left_out, NOTHING)
         before, peak = peak, torch.maximum(peak, scores.amax(-1))

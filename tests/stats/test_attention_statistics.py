@@ -103,7 +103,7 @@ def differ(a: torch.Tensor, b: torch.Tensor) -> bool:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("T", "block"), [(20, 128), (20, 7), (20, 1), (150, 128)])
 def test_equals_full_matrices(monkeypatch, kind: str, T: int, block: int) -> None:
-    monkeypatch.setattr(attention, "ROWS", 2 * block)
+    monkeypatch.setattr(attention, "QUERIES", block)
     monkeypatch.setattr(attention, "KEYS", block)
     q, k = qk(T)
     got, want = streamed(q, k, kind), brute(q, k, seen(kind, T))
@@ -237,9 +237,20 @@ class Widest(TorchDispatchMode):
 def test_no_square_matrix_is_ever_held(monkeypatch) -> None:
     T = 100
     for block in (16, T):
-        monkeypatch.setattr(attention, "ROWS", block * H // J)
+        monkeypatch.setattr(attention, "QUERIES", block)
         monkeypatch.setattr(attention, "KEYS", block)
-        with Widest(T) as mode:
+        with Widest(T - 1) as mode:  # all keys but the sink
             AttentionStatistics(1, H).add(0, *qk(T), None, SCALING)
-        # Sums of rows have T in the last dimension, and the G heads of a key head before it.
-        assert mode.rows <= H // J if block < T else mode.rows == T
+        assert mode.rows == (0 if block < T else T)
+
+
+def test_the_first_key_of_a_sliding_window_is_no_sink() -> None:
+    q, k = qk(30)
+    window = torch.ones(30, 30, dtype=torch.bool).tril().triu(-6).repeat(B, 1, 1)
+    statistics = AttentionStatistics(1, H)
+    statistics.add(0, q, k, window[:, None], SCALING)
+    p = (q.double() @ k.double().repeat_interleave(H // J, 1).mT * SCALING).masked_fill(
+        ~window[:, None], -torch.inf
+    )
+    sink = p.softmax(-1)[:, :, :7, 0].sum((0, 2)) / (B * 30)
+    torch.testing.assert_close(statistics.means()["sink_mass"][0], sink, rtol=1e-5, atol=0)

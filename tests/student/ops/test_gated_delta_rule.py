@@ -11,7 +11,7 @@ from op_cases import INPUTS, Tensors, make, random_resets, rel_rms, run, worst
 from tc.student.ops import BACKENDS, chunk, gated_delta_rule, l2norm
 
 TOLERANCE = 1e-5
-LENGTHS = (1, 2, 63, 64, 65, 127, 257)
+LENGTHS = (1, 2, 31, 32, 33, 63, 64, 65, 127, 257, 1000)
 CPU_BACKENDS = ("loop", "chunk")
 HARD = {
     "plain": {},
@@ -294,3 +294,19 @@ def test_l2norm_is_flas() -> None:
     assert rel_rms(l2norm(x), x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt()) < 1e-15
     assert not l2norm(torch.zeros(2, 8)).any()
     assert l2norm(x.bfloat16()).dtype == torch.bfloat16
+
+
+def test_autocast_does_not_reach_the_products() -> None:
+    inputs = make(70)
+    with torch.autocast("cpu", torch.bfloat16):
+        seen = run(inputs, torch.float32, "chunk")
+    assert worst(seen, truth(inputs)) < (TOLERANCE,)
+
+
+def test_the_gradient_can_be_taken_twice() -> None:
+    inputs = {name: x.requires_grad_() for name, x in make(70).items()}
+    o, _ = gated_delta_rule(**inputs, backend="chunk")
+    first, second = (
+        torch.autograd.grad(o.sum(), list(inputs.values()), retain_graph=True) for _ in range(2)
+    )
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))

@@ -15,7 +15,7 @@ INPUTS = ("q", "k", "v", "g", "beta", "initial_state")
 
 
 def rel_rms(x: torch.Tensor, truth: torch.Tensor) -> float:
-    """RMS of the difference over RMS of the truth; the plain RMS where float32 has no such truth."""
+    """RMS of the difference over that of the truth; by itself where float32 has no such truth."""
     x, truth = x.detach().double().cpu(), truth.detach().double().cpu()
     assert x.shape == truth.shape
     error, size = ((y.square().mean()).sqrt().item() for y in (x - truth, truth))

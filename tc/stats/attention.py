@@ -203,7 +203,7 @@ def _row_sums(q: torch.Tensor, k: torch.Tensor, seen: _Seen, rows: slice) -> tor
     real, sink, has_sink = (x[rows] for x in (seen.real, seen.sink, seen.has_sink))
     query = torch.arange(rows.start, rows.stop, device=q.device)
     peak, mass, distance, log_mass = _free_sums(q, k, seen, rows)
-    # The peak adds 1 to the mass: it is below 1 just where no key is left.
+    # The peak adds 1 to the mass. Where no key is left, the mass of what is free comes out as 0.
     safe = mass.clamp_min(1)
     distance = distance / safe
     entropy = (safe.log() - log_mass / safe).clamp_min(0)
@@ -236,7 +236,8 @@ def _free_sums(
 
     Returns:
         Each `[n, Q]`: the largest score m, and the sums over keys of e = exp(score - m),
-        e times the distance, and e times log e.
+        e times the distance, and e times log e. Of a row without such a key m is `NOTHING`, and the
+        sums are of no meaning.
     """
     query = torch.arange(rows.start, rows.stop, device=q.device)
     peak = q.new_full(q.shape[:-1], NOTHING)
@@ -244,7 +245,7 @@ def _free_sums(
     # Where all rows are causal, no tile holds the one sink.
     for keys in _pieces(int(seen.sees is None), rows.stop, KEYS):
         left_out = seen.left_out(rows, keys)
-        if left_out is not None and seen.sees is not None and left_out.all():
+        if left_out is not None and left_out.all():
             continue
         scores = torch.bmm(q, k[:, keys].mT)
         if left_out is not None:
@@ -263,6 +264,4 @@ def _free_sums(
         log_mass = kept * torch.addcmul(log_mass, shift, mass) + scores.mul_(e).sum(-1)
         distance = torch.addcmul(far, kept, distance)
         mass = torch.addcmul(here, kept, mass)
-    # Rows that see no key but the sink have counted keys left out, all of the same nothing.
-    none = seen.free[rows] == 0
-    return peak, *(x.masked_fill(none, 0) for x in (mass, distance, log_mass))
+    return peak, mass, distance, log_mass

@@ -101,10 +101,13 @@ def differ(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("T", "block"), [(20, 128), (20, 7), (20, 1), (150, 128)])
-def test_equals_full_matrices(monkeypatch, kind: str, T: int, block: int) -> None:
-    monkeypatch.setattr(attention, "QUERIES", block)
-    monkeypatch.setattr(attention, "KEYS", block)
+@pytest.mark.parametrize(
+    ("T", "queries", "keys"),
+    [(20, 128, 128), (20, 7, 7), (20, 6, 7), (20, 7, 5), (20, 1, 1), (150, 128, 128)],
+)
+def test_equals_full_matrices(monkeypatch, kind: str, T: int, queries: int, keys: int) -> None:
+    monkeypatch.setattr(attention, "QUERIES", queries)
+    monkeypatch.setattr(attention, "KEYS", keys)
     q, k = qk(T)
     got, want = streamed(q, k, kind), brute(q, k, seen(kind, T))
     agree(got, want)

@@ -66,28 +66,18 @@ def chunk_gated_delta_rule(
     with torch.autocast(v.device.type, enabled=False):
         if torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
             return _ChunkRule.apply(*inputs, scale, resets)
-        return _forward(*inputs, scale, resets, kept=None)
+        return _forward(None, *inputs, scale, resets)
 
 
 class _ChunkRule(torch.autograd.Function):
-    """`_forward` and `_backward` for autograd."""
+    """`_forward` and `_backward` for autograd; arguments are those of `_forward` after `kept`."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        g: torch.Tensor,
-        beta: torch.Tensor,
-        state: torch.Tensor,
-        scale: float,
-        resets: torch.Tensor | None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(ctx: Any, *arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
         kept: list[torch.Tensor] = []
-        outputs = _forward(q, k, v, g, beta, state, scale, resets, kept)
-        ctx.save_for_backward(q, k, v, g, beta, resets, *kept)
-        ctx.scale = scale
+        outputs = _forward(kept, *arguments)
+        *inputs, _state, ctx.scale, resets = arguments
+        ctx.save_for_backward(*inputs, resets, *kept)
         return outputs
 
     @staticmethod
@@ -136,7 +126,10 @@ class _Inputs:
     """What forward and backward both read of a run's inputs, in the dtype of the state.
 
     Attributes:
+        q, k: views `[num_chunks, B, H, C, K]`.
+        G: running sums of g in each chunk, `[M, C]`.
         from_start: a, `[M, C]`.
+        document: counts documents in each chunk, `[M, C]`, or None where none begins.
         through: the decay of a state that passes a chunk, `[M, 1, 1]`.
         beta: `[M, C]`.
     """
@@ -220,8 +213,13 @@ class _Slab:
         """e, `[M, C]`."""
         return self.decay[:, -1]
 
+    def k_end(self) -> torch.Tensor:
+        """e beta K, `[M, C, K]`."""
+        return self.k * (self.to_end * self.beta)[..., None]
+
 
 def _forward(
+    kept: list[torch.Tensor] | None,
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -230,7 +228,6 @@ def _forward(
     state: torch.Tensor,
     scale: float,
     resets: torch.Tensor | None,
-    kept: list[torch.Tensor] | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The read-outs and the final state; what the gradient needs of each slab goes to `kept`."""
     o = torch.empty(v.shape, dtype=state.dtype, device=v.device)
@@ -244,12 +241,11 @@ def _forward(
             P_beta, A_beta = (slab.products * slab.beta[:, None, None]).unbind(1)
             inverse = _invert(A_beta)
             q_start, k_start = slab.start.chunk(2, 1)
-            k_end = slab.k * (slab.to_end * slab.beta)[..., None]
             Z = torch.empty(out.shape, dtype=S.dtype, device=S.device).copy_(values[chunks])
             Z = Z.view(-1, run.C, V)
-            E, states = torch.empty_like(Z), _states(S, out)
+            E, states = torch.empty_like(Z), _states(S, len(Z))
             states[0] = S
-            steps = _by_chunk(states, slab.through, k_start, inverse, k_end.mT, Z, E)
+            steps = _by_chunk(states, slab.through, k_start, inverse, slab.k_end().mT, Z, E)
             for S_n, S_next, through, k_start_n, inverse_n, k_end_n, Z_n, E_n in steps:
                 torch.bmm(inverse_n, Z_n.baddbmm_(k_start_n, S_n, alpha=-1), out=E_n)
                 torch.mul(S_n, through, out=S_next).baddbmm_(k_end_n, E_n)
@@ -285,7 +281,7 @@ def _backward(
             inverse, E, states = (kept.pop() for _ in range(3))
             dO = torch.empty(dv_out.shape, dtype=dS.dtype, device=dS.device)
             dO = torch.mul(douts[chunks], scale, out=dO).view_as(E)
-            dZ, dstates = _back_through_chunks(slab, inverse, dO, dS, _states(dS, dv_out))
+            dZ, dstates = _back_through_chunks(slab, inverse, dO, dS)
             dS, dstates = dstates[0].clone(), dstates[1:].flatten(0, 1)
             dqk, dk_more, *by_token = _back_inside_chunks(slab, E, states, dO, dZ, dstates)
             dq_part, dk_part = (x.view(dq_out.shape) for x in dqk.split(run.C, 1))
@@ -309,7 +305,6 @@ def _back_through_chunks(
     inverse: torch.Tensor,
     dO: torch.Tensor,
     dS: torch.Tensor,
-    dstates: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The sequential part, from the last chunk of a slab to its first.
 
@@ -318,18 +313,16 @@ def _back_through_chunks(
         inverse: of its systems, `[M, C, C]`.
         dO: by the read-outs, times scale, `[M, C, V]`.
         dS: by the state after the slab, `[R, K, V]`.
-        dstates: room for those by all states, `[N + 1, R, K, V]`.
 
     Returns:
-        dZ `[M, C, V]`, and dstates.
+        dZ `[M, C, V]`, and dS of all states, as `_states` has them.
     """
     q_start, k_start = slab.start.mT.chunk(2, -1)
-    k_end = slab.k * (slab.to_end * slab.beta)[..., None]
     dE = torch.bmm((slab.products[:, 0] * slab.beta[:, None]).mT, dO)
-    dZ = torch.empty_like(dE)
+    dZ, dstates = torch.empty_like(dE), _states(dS, len(dE))
     torch.bmm(q_start, dO, out=dstates[:-1].flatten(0, 1))
     dstates[-1] = dS
-    steps = _by_chunk(dstates, slab.through, k_start, inverse.mT, k_end, dE, dZ)
+    steps = _by_chunk(dstates, slab.through, k_start, inverse.mT, slab.k_end(), dE, dZ)
     for dS_n, dS_next, through, k_start_n, inverse_n, k_end_n, dE_n, dZ_n in reversed(list(steps)):
         torch.bmm(inverse_n, dE_n.baddbmm_(k_end_n, dS_next), out=dZ_n)
         dS_n.addcmul_(dS_next, through).baddbmm_(k_start_n, dZ_n, alpha=-1)
@@ -385,9 +378,9 @@ def _back_inside_chunks(
     return dqk, dk_end, by_key + own + dlog_end, by_query, dlog_end * slab.beta, by_through
 
 
-def _states(S: torch.Tensor, chunks: torch.Tensor) -> torch.Tensor:
-    """Room for the states between chunks `[N, ...]` and at both ends, `[N + 1, R, K, V]`."""
-    return S.new_empty(len(chunks) + 1, *S.shape)
+def _states(S: torch.Tensor, M: int) -> torch.Tensor:
+    """Room for the states between the chunks of a slab and at both ends, `[M / R + 1, R, K, V]`."""
+    return S.new_empty(M // len(S) + 1, *S.shape)
 
 
 def _by_chunk(states: torch.Tensor, *parts: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:

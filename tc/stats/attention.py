@@ -13,13 +13,14 @@ For a real token t with attention p_tj over the tokens j that it sees:
 (arXiv 2606.16429, Phase 1, decay and write gate; the published code counts the sink as distance and
 does not normalise the entropy.)
 
-A row's softmax goes over its keys tile by tile with a running maximum (arXiv 1805.02867), and over
-all keys but the sink, which is put in at the end: what is left beside it keeps its digits, however
-little it is.
+A row's keys are taken tile by tile, each with its own softmax, and put together by the tiles' sums
+(arXiv 1805.02867, 2307.08691). The sink is put in last: what is left beside it keeps its digits,
+however little it is.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -36,9 +37,6 @@ HEADS = {"cpu": 12, "cuda": 256}
 NOTHING = -1e30
 """The score of a key that is not seen: finite, since 0 times infinity is no number."""
 
-SMALLEST = -87.0
-"""Logarithms of softmax terms are not below this: exp is slow where float32 underflows."""
-
 SUMS = (
     "rows",
     "distance",
@@ -51,6 +49,21 @@ SUMS = (
 )
 
 
+class _Room:
+    """Memory for tiles, used again: first touches of new pages cost as much as the arithmetic."""
+
+    def __init__(self) -> None:
+        self._flat: dict[str, torch.Tensor] = {}
+
+    def take(self, name: str, shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
+        """A tensor of this shape, of whatever content, over the one that had the name before."""
+        size = math.prod(shape)
+        flat = self._flat.get(name)
+        if flat is None or flat.numel() < size or flat.device != like.device:
+            flat = self._flat[name] = like.new_empty(size)
+        return flat[:size].view(shape)
+
+
 class AttentionStatistics:
     """Sums over rows, for each layer and head, in float64.
 
@@ -61,6 +74,7 @@ class AttentionStatistics:
 
     def __init__(self, num_layers: int, num_heads: int) -> None:
         self.sums = {n: torch.zeros(num_layers, num_heads, dtype=torch.float64) for n in SUMS}
+        self._room = _Room()
         self._last: tuple[torch.Tensor, list[_Seen]] | None = None
 
     def add(
@@ -87,7 +101,9 @@ class AttentionStatistics:
             k = key[b].repeat_interleave(H // key.shape[1], dim=0).float()
             for heads in _pieces(0, H, HEADS.get(query.device.type, HEADS["cpu"])):
                 blocks = [
-                    _row_sums(query[b, heads, rows].float() * scaling, k[heads], seen, rows)
+                    _row_sums(
+                        query[b, heads, rows].float() * scaling, k[heads], seen, rows, self._room
+                    )
                     for rows in _pieces(0, T, QUERIES)
                 ]
                 for name, value in zip(SUMS, torch.stack(blocks).sum(0).cpu(), strict=True):
@@ -188,7 +204,9 @@ def _pieces(start: int, stop: int, size: int) -> Iterator[slice]:
         yield slice(first, min(first + size, stop))
 
 
-def _row_sums(q: torch.Tensor, k: torch.Tensor, seen: _Seen, rows: slice) -> torch.Tensor:
+def _row_sums(
+    q: torch.Tensor, k: torch.Tensor, seen: _Seen, rows: slice, room: _Room
+) -> torch.Tensor:
     """The sums over some rows of some heads.
 
     Args:
@@ -196,27 +214,21 @@ def _row_sums(q: torch.Tensor, k: torch.Tensor, seen: _Seen, rows: slice) -> tor
         k: keys of the sequence, `[n, T, K]`.
         seen: what the sequence's rows see.
         rows: which rows they are.
+        room: memory for the tiles.
 
     Returns:
         In the order of `SUMS`, `[len(SUMS), n]`, float64.
     """
     real, sink, has_sink = (x[rows] for x in (seen.real, seen.sink, seen.has_sink))
     query = torch.arange(rows.start, rows.stop, device=q.device)
-    peak, mass, distance, log_mass = _free_sums(q, k, seen, rows)
-    # The peak adds 1 to the mass. Where no key is left, the mass of what is free comes out as 0.
-    safe = mass.clamp_min(1)
-    distance = distance / safe
-    entropy = (safe.log() - log_mass / safe).clamp_min(0)
-
+    free, distance, entropy = _free_means(q, k, seen, rows, room)
     score = (q * k[:, sink]).sum(-1).masked_fill(~has_sink, NOTHING)
-    top = torch.maximum(peak, score)
-    free, rest = mass * (peak - top).exp(), (score - top).exp()
-    free_mass, sink_mass = free / (free + rest), rest / (free + rest)
-    between = -torch.special.xlogy(free_mass, free_mass) - torch.special.xlogy(sink_mass, sink_mass)
+    # Of a row that sees no free key, their logarithm is NOTHING and their share 0.
+    (free_mass, sink_mass), between = _shares(torch.stack((free, score)))
     number = seen.free[rows]
     normalised = torch.where(number >= 2, entropy / number.clamp_min(2).log(), 0)
     values = {
-        "rows": torch.ones_like(mass),
+        "rows": torch.ones_like(free_mass),
         "distance": free_mass * distance + sink_mass * (query - sink),
         "entropy": between + free_mass * entropy,
         "sink_mass": sink_mass,
@@ -229,39 +241,52 @@ def _row_sums(q: torch.Tensor, k: torch.Tensor, seen: _Seen, rows: slice) -> tor
     return stacked.where(real, 0).double().sum(-1)
 
 
-def _free_sums(
-    q: torch.Tensor, k: torch.Tensor, seen: _Seen, rows: slice
-) -> tuple[torch.Tensor, ...]:
-    """The running softmax over a row's keys but the sink, with arguments as `_row_sums`.
+def _free_means(
+    q: torch.Tensor, k: torch.Tensor, seen: _Seen, rows: slice, room: _Room
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Softmax over a row's keys but the sink, with arguments as `_row_sums`.
 
     Returns:
-        Each `[n, Q]`: the largest score m, and the sums over keys of e = exp(score - m),
-        e times the distance, and e times log e. Of a row without such a key m is `NOTHING`, and the
-        sums are of no meaning.
+        Each `[n, Q]`: the logarithm of the sum of exp(score), the mean distance and the entropy in
+        nats. Of a row without such a key they are `NOTHING` and two finite numbers of no meaning.
     """
     query = torch.arange(rows.start, rows.stop, device=q.device)
-    peak = q.new_full(q.shape[:-1], NOTHING)
-    mass, distance, log_mass = (torch.zeros_like(peak) for _ in range(3))
+    tiles = []
     # Where all rows are causal, no tile holds the one sink.
     for keys in _pieces(int(seen.sees is None), rows.stop, KEYS):
         left_out = seen.left_out(rows, keys)
         if left_out is not None and left_out.all():
             continue
-        scores = torch.bmm(q, k[:, keys].mT)
+        shape = (*q.shape[:-1], keys.stop - keys.start)
+        scores = torch.bmm(q, k[:, keys].mT, out=room.take("scores", shape, q))
         if left_out is not None:
             scores.masked_fill_(left_out, NOTHING)
-        before, peak = peak, torch.maximum(peak, scores.amax(-1))
-        scores.sub_(peak[..., None]).clamp_(min=SMALLEST)
-        e = scores.exp()
-        shift, here = before - peak, e.sum(-1)
+        peak = scores.amax(-1)
+        p = torch.softmax(scores, -1, out=room.take("p", shape, q))
+        # The likeliest key has p = exp(0) / sum.
+        log_sum = -p.amax(-1).log()
+        entropy = log_sum - scores.sub_(peak[..., None]).mul_(p).sum(-1)
         key = torch.arange(keys.start, keys.stop, device=q.device)
         if keys.stop <= rows.start:
             # Both terms are positive: nothing near is lost in the difference of far positions.
-            far = (query - keys.stop) * here + e @ (keys.stop - key).to(e.dtype)
+            distance = (query - keys.stop) + p @ (keys.stop - key).to(p.dtype)
         else:
-            far = (e * (query[:, None] - key).clamp_min(0)).sum(-1)
-        kept = shift.exp()
-        log_mass = kept * torch.addcmul(log_mass, shift, mass) + scores.mul_(e).sum(-1)
-        distance = torch.addcmul(far, kept, distance)
-        mass = torch.addcmul(here, kept, mass)
-    return peak, mass, distance, log_mass
+            distance = p.mul_((query[:, None] - key).clamp_min(0)).sum(-1)
+        tiles.append(torch.stack((peak + log_sum, distance, entropy)))
+    if not tiles:
+        nothing = q.new_full(q.shape[:-1], NOTHING)
+        return nothing, torch.zeros_like(nothing), torch.zeros_like(nothing)
+    log_sum, distance, entropy = torch.stack(tiles, dim=1)
+    share, between = _shares(log_sum)
+    return log_sum.logsumexp(0), (share * distance).sum(0), between + (share * entropy).sum(0)
+
+
+def _shares(log_sum: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What each group of keys has of a row, from the logarithms of its sums, `[groups, ...]`.
+
+    Returns:
+        The shares and their entropy in nats. A row's entropy is that, and each group's by its
+        share.
+    """
+    share = log_sum.softmax(0)
+    return share, -torch.special.xlogy(share, share).sum(0)

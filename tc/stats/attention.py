@@ -255,7 +255,8 @@ def _free_means(
     # Where all rows are causal, no tile holds the one sink.
     for keys in _pieces(int(seen.sees is None), rows.stop, KEYS):
         left_out = seen.left_out(rows, keys)
-        if left_out is not None and left_out.all():
+        # A plainly causal tile has a key for its last row: no need to look (or to wait for a GPU).
+        if left_out is not None and seen.sees is not None and left_out.all():
             continue
         shape = (*q.shape[:-1], keys.stop - keys.start)
         scores = torch.bmm(q, k[:, keys].mT, out=room.take("scores", shape, q))

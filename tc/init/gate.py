@@ -6,11 +6,13 @@ model dim.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from tc.errors import TCError
 from tc.init.dynamics import set_mean
-from tc.init.measure import SEQUENCES, outputs, read_outs
+from tc.init.measure import SEQUENCES, batches, outputs, read_out
 from tc.stats import LayerBatch
 from tc.student.mixer import GatedDeltaNet
 from tc.teacher.attention import Attention
@@ -75,7 +77,7 @@ def scale_values(mixer: GatedDeltaNet, batch: LayerBatch) -> None:
     As the paper states it. The RMSNorm behind the read-out cancels most of it again (SiLU is not
     linear, so not all); `scale_read_out` is the form that does something.
     """
-    factor = _factors(read_outs(mixer, batch), _contexts(mixer, batch))
+    factor = _factors(mixer, batch, lambda part, o: o)
     mixer.v_proj.weight.unflatten(0, (mixer.num_heads, -1)).mul_(factor[:, None, None])
     if mixer.form.qkv_bias:
         mixer.v_proj.bias.unflatten(0, (mixer.num_heads, -1)).mul_(factor[:, None])
@@ -87,8 +89,7 @@ def scale_read_out(mixer: GatedDeltaNet, batch: LayerBatch) -> None:
 
     Norm and gate are in the features, so nothing behind them can cancel the factor.
     """
-    features = mixer.features(batch.x, read_outs(mixer, batch))
-    factor = _factors(features.unflatten(-1, (mixer.num_heads, -1)), _contexts(mixer, batch))
+    factor = _factors(mixer, batch, lambda part, o: mixer.features(part.x, o))
     mixer.o_proj.weight.unflatten(1, (mixer.num_heads, -1)).mul_(factor[None, :, None])
 
 
@@ -97,13 +98,23 @@ def rms(x: torch.Tensor) -> torch.Tensor:
     return x.double().square().mean().sqrt()
 
 
-def _contexts(mixer: GatedDeltaNet, batch: LayerBatch) -> torch.Tensor:
-    return batch.context.unflatten(-1, (mixer.num_heads, -1))
+def _factors(
+    mixer: GatedDeltaNet,
+    batch: LayerBatch,
+    student: Callable[[LayerBatch, torch.Tensor], torch.Tensor],
+) -> torch.Tensor:
+    """<teacher, student> / <student, student> of each head, `[H]`, summed piece by piece.
 
-
-def _factors(student: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
-    """<teacher, student> / <student, student> of each head, `[N, T, H, V]` to `[H]`."""
-    dims = (0, 1, 3)
-    product = (teacher.double() * student.double()).sum(dims)
-    power = student.double().square().sum(dims)
-    return (product / power.clamp_min(torch.finfo(torch.float64).tiny)).to(student.dtype)
+    Args:
+        mixer: whose read-outs o `[N, T, H, V]` are scaled.
+        batch: calibration activations; its contexts are the teacher's.
+        student: from a piece and its o to what is scaled, `[N, T, H, V]` or `[N, T, H V]`.
+    """
+    product = torch.zeros(mixer.num_heads, dtype=torch.float64, device=batch.x.device)
+    power = torch.zeros_like(product)
+    for part in batches(batch):
+        shape = (-1, mixer.num_heads, mixer.head_dim)
+        own = student(part, read_out(mixer, part)).reshape(shape).double()
+        product += (part.context.reshape(shape).double() * own).sum((0, 2))
+        power += own.square().sum((0, 2))
+    return (product / power.clamp_min(torch.finfo(torch.float64).tiny)).to(batch.x.dtype)

@@ -23,15 +23,14 @@ def batches(batch: LayerBatch) -> Iterator[LayerBatch]:
         yield batch[start : start + SEQUENCES]
 
 
-@torch.no_grad()
-def read_outs(mixer: GatedDeltaNet, batch: LayerBatch) -> torch.Tensor:
+def read_out(mixer: GatedDeltaNet, batch: LayerBatch) -> torch.Tensor:
     """The state's answers before norm and gate, `[N, T, H, V]`."""
-    return torch.cat([mixer.read_out(b.x, resets=b.starts)[0] for b in batches(batch)])
+    return mixer.read_out(batch.x, resets=batch.starts)[0]
 
 
 def features(mixer: GatedDeltaNet, batch: LayerBatch) -> torch.Tensor:
     """What the mixer's o_proj reads, `[N, T, H V]`."""
-    return mixer.features(batch.x, mixer.read_out(batch.x, resets=batch.starts)[0])
+    return mixer.features(batch.x, read_out(mixer, batch))
 
 
 @torch.no_grad()

@@ -91,10 +91,15 @@ class AttentionStatistics:
             layer: its index.
             query: rotated queries `[B, H, T, K]`.
             key: rotated keys `[B, J, T, K]`, J dividing H.
-            mask: bool `[B, 1, T, T]`, True where query t may see key j; None for plainly causal. A
-                token that may not see itself is padding and counts nowhere.
+            mask: bool `[B, 1, T, T]`, or `[1, 1, T, T]` for all sequences alike, True where query t
+                may see key j <= t; None for plainly causal. A token that may not see itself is
+                padding and counts nowhere. Not to be changed in place between two layers.
             scaling: factor of the scores.
+
+        Raises:
+            ValueError: for shapes that do not fit, or a mask that is not bool.
         """
+        self._check(query, key, mask)
         H, T = query.shape[1:3]
         for b, seen in enumerate(self._seen(mask, query)):
             # In float32, as SDPA accumulates: half-precision scores would be rounded here only.
@@ -109,12 +114,26 @@ class AttentionStatistics:
                 for name, value in zip(SUMS, torch.stack(blocks).sum(0).cpu(), strict=True):
                     self.sums[name][layer, heads] += value
 
+    def _check(self, query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None) -> None:
+        (B, H, T, K), heads = query.shape, len(self.sums["rows"][0])
+        fits = heads == H and key.shape == (B, key.shape[1], T, K) and H % key.shape[1] == 0
+        if mask is not None:
+            square = mask.shape in ((B, 1, T, T), (1, 1, T, T))
+            fits = fits and square and mask.dtype == torch.bool
+        if not fits or 0 in query.shape:
+            masked = "None" if mask is None else f"{mask.dtype} {list(mask.shape)}"
+            raise ValueError(
+                f"query {list(query.shape)}, key {list(key.shape)} and mask {masked} do not fit; "
+                f"wanted [B, {heads}, T, K], [B, J, T, K] with J dividing {heads}, and None or "
+                "torch.bool [B, 1, T, T], none of them empty"
+            )
+
     def _seen(self, mask: torch.Tensor | None, query: torch.Tensor) -> list[_Seen]:
         """What the rows of each sequence see; all layers that share a mask share this."""
         B, T = query.shape[0], query.shape[2]
         if mask is None:
             return [_Seen.causal(T, query.device)] * B
-        if self._last is None or self._last[0] is not mask:
+        if self._last is None or self._last[0] is not mask or len(self._last[1]) != B:
             self._last = mask, [_Seen.of(sees) for sees in mask[:, 0].expand(B, -1, -1)]
         return self._last[1]
 

@@ -142,9 +142,13 @@ class GatedDeltaNet(nn.Module):
         layer = None if cache is None else recurrent_layer(cache, self.layer_idx)
         seen = 0 if layer is None else layer.num_tokens
         B, T, _ = hidden_states.shape
+        mask = token_mask(attention_mask, seen, B, T)
+        if mask is not None:
+            # Else a NaN in a pad, times a gradient of zero, would reach the weights' gradients.
+            hidden_states = hidden_states.masked_fill(~mask[..., None], 0)
         o, state = self.read_out(
             hidden_states,
-            mask=token_mask(attention_mask, seen, B, T),
+            mask=mask,
             resets=document_starts(position_ids, B) if cache is None else None,
             state=None if layer is None else layer.state,
             output_final_state=layer is not None,

@@ -12,7 +12,7 @@ from tc.config import OutputGate
 from tc.errors import TCError
 from tc.init import initialise, relative_error
 from tc.init.gate import open_gate, perturb_gate, rms, scale_read_out, scale_values, silence_gate
-from tc.init.measure import SEQUENCES, features, outputs, read_outs
+from tc.init.measure import SEQUENCES, features, outputs, read_out
 from tc.stats import LayerBatch
 from tc.student.mixer import GatedDeltaNet
 
@@ -81,7 +81,7 @@ def test_value_scale_is_the_least_squares_factor(layers, name: str) -> None:
     layer = layers(name)[1]
     mixer, before = layer.mixer(), layer.mixer()
     want = least_squares(
-        read_outs(before, layer.calibration), by_head(layer.calibration.context, mixer)
+        read_out(before, layer.calibration), by_head(layer.calibration.context, mixer)
     )
     scale_values(mixer, layer.calibration)
     names = ["weight", "bias"] if mixer.form.qkv_bias else ["weight"]
@@ -138,13 +138,13 @@ def test_the_norm_cancels_a_value_scale_but_not_a_read_out_scale(layers) -> None
 
     # As published: the same factors in W_V, in front of the norm.
     mixer = loud(layer)
-    before, inside = features(mixer, batch), read_outs(mixer, batch)
+    before, inside = features(mixer, batch), read_out(mixer, batch)
     mixer.v_proj.weight.unflatten(0, (4, -1)).mul_(factor[:, None, None])
     loss = relative_error(mixer, layer.attention, batch)
     assert loss > 0.5
     after = by_head(features(mixer, batch), mixer)
     change = power(after) / power(by_head(before, mixer))
-    read = power(read_outs(mixer, batch)) / power(inside)
+    read = power(read_out(mixer, batch)) / power(inside)
     assert ((change > 0.8) & (change < 1.25)).all()
     assert read[0] < 0.4 and read[3] > 25
 

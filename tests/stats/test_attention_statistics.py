@@ -223,7 +223,7 @@ def test_no_rows_is_an_error() -> None:
 
 
 class Widest(TorchDispatchMode):
-    """Notes the fewest rows that go with at least T columns in any tensor that is made."""
+    """Notes the most rows of any tensor made with at least T columns, masks aside."""
 
     def __init__(self, T: int) -> None:
         super().__init__()
@@ -232,19 +232,57 @@ class Widest(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         made = func(*args, **(kwargs or {}))
         for x in made if isinstance(made, tuple) else (made,):
-            if isinstance(x, torch.Tensor) and x.dim() >= 2 and x.shape[-1] >= self.T:
+            if not isinstance(x, torch.Tensor) or x.dtype == torch.bool:
+                continue
+            if x.dim() >= 2 and x.shape[-1] >= self.T:
                 self.rows = max(self.rows, x.shape[-2])
         return made
 
 
-def test_no_square_matrix_is_ever_held(monkeypatch) -> None:
+@pytest.mark.parametrize("case", ["causal", "packed"])
+def test_no_square_matrix_is_ever_held(monkeypatch, case: str) -> None:
     T = 100
+    mask = None if case == "causal" else seen(case, T)[:, None]
     for block in (16, T):
         monkeypatch.setattr(attention, "QUERIES", block)
         monkeypatch.setattr(attention, "KEYS", block)
         with Widest(T - 1) as mode:  # all keys but the sink
-            AttentionStatistics(1, H).add(0, *qk(T), None, SCALING)
-        assert mode.rows == (0 if block < T else T)
+            AttentionStatistics(1, H).add(0, *qk(T), mask, SCALING)
+        # A mask is read by blocks of its rows.
+        assert mode.rows == (0 if mask is None and block < T else block)
+
+
+def test_more_heads_than_are_taken_at_a_time(monkeypatch) -> None:
+    q, k = qk(20)
+    monkeypatch.setitem(attention.HEADS, "cpu", H - 1)
+    agree(streamed(q, k, "causal"), brute(q, k, seen("causal", 20)))
+
+
+def test_one_mask_for_batches_of_different_sizes() -> None:
+    q, k = qk(20)
+    mask = seen("causal", 20)[:1, None]
+    statistics, wanted = AttentionStatistics(1, H), AttentionStatistics(1, H)
+    for rows in (slice(0, 1), slice(0, 2), slice(1, 2)):
+        statistics.add(0, q[rows], k[rows], mask, SCALING)
+        wanted.add(0, q[rows], k[rows], None, SCALING)
+    agree(statistics.sums, wanted.sums)
+
+
+@pytest.mark.parametrize(
+    ("query", "key", "mask"),
+    [
+        ((B, H + 1, 5, 8), (B, 1, 5, 8), None),
+        ((B, H, 5, 8), (B, H - 1, 5, 8), None),
+        ((B, H, 0, 8), (B, J, 0, 8), None),
+        ((B, H, 5, 8), (B, J, 5, 8), torch.ones(B, 1, 7, 7, dtype=torch.bool)),
+        ((B, H, 5, 8), (B, J, 5, 8), torch.ones(B, H, 5, 5, dtype=torch.bool)),
+        ((B, H, 5, 8), (B, J, 5, 8), torch.zeros(B, 1, 5, 5)),
+    ],
+)
+def test_what_does_not_fit_is_said(query: tuple, key: tuple, mask: torch.Tensor | None) -> None:
+    statistics = AttentionStatistics(1, H)
+    with pytest.raises(ValueError, match="do not fit"):
+        statistics.add(0, torch.zeros(query), torch.zeros(key), mask, SCALING)
 
 
 def test_the_first_key_of_a_sliding_window_is_no_sink() -> None:

@@ -19,6 +19,7 @@ def op_options(case: str) -> dict[str, torch.Tensor]:
     mask = torch.ones(2, T_OP, dtype=torch.bool)
     mask[0, :9], mask[1, -5:] = False, False
     resets = random_resets(2, T_OP) & (torch.arange(T_OP) % 3 == 1)
+    resets[1, 0] = True  # the initial state of this row counts for nothing
     return {
         "plain": {},
         "padding": {"mask": mask},

@@ -225,6 +225,21 @@ def test_padded_rows_equal_rows_alone(kind: str, side: str) -> None:
         assert side == "right" or rel_rms(unmasked[b, real[b]], alone) > 1e-3
 
 
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_nothing_in_a_pad_reaches_a_gradient(side: str) -> None:
+    mixer, real = mixer_of(), ragged(side)
+    x = torch.randn(
+        *real.shape, mixer.q_proj.in_features, generator=torch.Generator().manual_seed(3)
+    )
+    found = []
+    for pads in (0.0, math.nan):
+        mixer.zero_grad()
+        out, _ = mixer(x.masked_fill(~real[..., None], pads), attention_mask=real)
+        out[real].square().sum().backward()
+        found.append([p.grad.clone() for p in mixer.parameters()])
+    assert all(torch.equal(*pair) and pair[0].any() for pair in zip(*found, strict=True))
+
+
 def test_document_starts() -> None:
     packed = torch.tensor([[0, 1, 2, 0, 1, 0], [3, 4, 5, 6, 7, 8]])
     expected = torch.tensor([[1, 0, 0, 1, 0, 1], [1, 0, 0, 0, 0, 0]]).bool()

@@ -1,4 +1,4 @@
-"""The gated delta rule: one function, three back ends, the same results.
+"""The gated delta rule: one function, three back ends, the same results on finite inputs.
 
 Shape letters: B batch, T tokens, H heads, K key dim, V value dim.
 
@@ -8,7 +8,9 @@ Per head, with state S of K x V, log decay g_t <= 0 and write strength beta_t in
     S_t = S_t + beta_t k_t (v_t - S_t^T k_t)^T
     o_t = scale S_t^T q_t
 
-(arXiv 2412.06464, and FLA's `chunk_gated_delta_rule`, whose conventions these are.)
+(arXiv 2412.06464, and FLA's `chunk_gated_delta_rule`, whose conventions these are, but for packed
+documents: where FLA takes one row and `cu_seqlens`, here every row of a batch may hold documents,
+and `resets` is True where one begins: `resets[0, cu_seqlens[:-1]] = True`.)
 """
 
 from __future__ import annotations
@@ -59,7 +61,8 @@ def gated_delta_rule(
         mask: bool `[B, T]`, False where a token is padding: it writes nothing, decays nothing, and
             its own output is zero.
         resets: bool `[B, T]`, True at the first token of a document that must not see what came
-            before it; None where no document begins.
+            before it; None where no document begins. What came before must be finite: only the
+            loop stops a NaN there.
         backend: `loop`, `chunk`, `fla`, or `auto`: FLA for CUDA tensors, the loop for one token,
             chunked PyTorch otherwise.
 
@@ -68,7 +71,8 @@ def gated_delta_rule(
         (float64 for float64 inputs), or None.
 
     Raises:
-        ValueError: for shapes that do not fit, or an unknown back end.
+        ValueError: for shapes that do not fit, a mask or resets that are not bool, or an unknown
+            back end.
     """
     _check_shapes(q, k, v, g, beta, initial_state, mask, resets)
     if mask is not None:
@@ -118,10 +122,14 @@ def _check_shapes(
     mask: torch.Tensor | None,
     resets: torch.Tensor | None,
 ) -> None:
-    B, T, H, V = v.shape
+    for name, flags in (("mask", mask), ("resets", resets)):
+        if flags is not None and flags.dtype != torch.bool:
+            raise ValueError(f"{name} is {flags.dtype}; wanted torch.bool: {name}.bool()")
+    B, T, H, V = v.shape if v.dim() == 4 else (0, 0, 0, 0)
     wrong = {
+        "v": 0 in (B, T, H, V),
         "k": k.shape != q.shape,
-        "q": q.shape[:2] != (B, T) or H % q.shape[2] != 0,
+        "q": q.dim() != 4 or q.shape[:2] != (B, T) or 0 in q.shape or H % q.shape[2] != 0,
         "g": g.shape != (B, T, H),
         "beta": beta.shape != (B, T, H),
         "initial_state": state is not None and state.shape != (B, H, q.shape[-1], V),
@@ -135,5 +143,6 @@ def _check_shapes(
         seen = ", ".join(f"{n} {list(x.shape)}" for n, x in shapes.items() if x is not None)
         raise ValueError(
             f"{' and '.join(bad)} does not fit: {seen}; wanted q, k [B, T, H', K], v [B, T, H, V], "
-            "g, beta [B, T, H], initial_state [B, H, K, V], mask, resets [B, T], H a multiple of H'"
+            "g, beta [B, T, H], initial_state [B, H, K, V], mask, resets [B, T], none empty, and H "
+            "a multiple of H'"
         )

@@ -24,7 +24,7 @@ again.
 
 Queries and keys are stacked, and so are dO and -dZ: one product serves both halves wherever they
 meet the same matrix. A slab of some chunks is worked on at a time, so that what it needs stays in a
-core's cache and no temporary grows with T.
+core's cache; but for what is kept, only numbers per token and head grow with T.
 """
 
 from __future__ import annotations

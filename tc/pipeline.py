@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tc import ui
-from tc.align import align_layer
+from tc.align import Walk, align_block, align_layer, blocks_of
 from tc.artifacts import (
     Manifest,
     code_version,
@@ -35,7 +35,7 @@ from tc.artifacts import (
 from tc.check import require_layers, validate
 from tc.config import TIMED, Accelerator, Config, science, typed
 from tc.curves import make_logger
-from tc.data import evaluation_windows, packed_part, sources_digest, write_tokens
+from tc.data import Packed, evaluation_windows, packed_part, sources_digest, write_tokens
 from tc.errors import TCError
 from tc.evaluate import perplexity
 from tc.init import (
@@ -51,7 +51,7 @@ from tc.plan import make_plan
 from tc.policy import converted_layers
 from tc.report import show_plan, show_summary
 from tc.run_folder import RunFolder
-from tc.stats import Calibration, LayerBatch, calibrate
+from tc.stats import PARTS, Calibration, LayerBatch, calibrate
 from tc.student.hybrid import build_student
 from tc.student.mixer import GatedDeltaNet, MixerForm, mixer_state
 from tc.teacher import Teacher, load_teacher, read_geometry
@@ -118,6 +118,7 @@ class Pipeline:
             "calibrate": self.calibrate,
             "initialise": self.initialise,
             "align": self.align,
+            "blocks": self.blocks,
             "student": self.student,
             "evaluate": self.evaluate,
         }
@@ -231,6 +232,11 @@ class Pipeline:
         self._require("data", self.path("data"), self._data_made_by)
         return load_tensors(self.path("data", "tokens.safetensors"))
 
+    @property
+    def _packed(self) -> dict[str, Packed]:
+        """The tokens that calibration and alignment see."""
+        return {part: packed_part(self.tokens, part) for part in PARTS}
+
     def _require(self, stage: str, folder: Path, made_by: dict[str, Any]) -> Manifest:
         found = self._find(folder, Manifest(stage, made_by))
         if found is None:
@@ -259,7 +265,7 @@ class Pipeline:
         """Runs the teacher over the calibration tokens, once for all runs that share them."""
         if not needs_activations(self.config.init) or not self.converted:
             return
-        parts = {p: packed_part(self.tokens, p) for p in ("calibration", "selection")}
+        parts = self._packed
 
         def make(fresh: Path) -> dict[str, Any]:
             forget_unused(folder.parent, self.config.paths.cache_days)
@@ -323,6 +329,9 @@ class Pipeline:
             self.metrics[f"{stage}/relative_error"] = sum(errors) / len(errors)
 
     def _mixer_folder(self, stage: str, layer: int) -> Path:
+        if stage == "blocks":
+            first = next(block[0] for block in self._blocks if layer in block)
+            return self.path("blocks", f"block_{first:03d}")
         place = {"initialise": "init", "align": "align"}[stage]
         return self.path(place, f"layer_{layer:03d}")
 
@@ -333,13 +342,23 @@ class Pipeline:
             TCError: if the stage has not made it.
         """
         folder = self._mixer_folder(stage, layer)
-        self._require(stage, folder, {**self._mixers_made_by(stage), "layer": layer})
+        name = "mixer.safetensors"
+        if stage == "blocks":
+            block = next(block for block in self._blocks if layer in block)
+            self._require(stage, folder, self._block_made_by(block))
+            name = f"layer_{layer:03d}.safetensors"
+        else:
+            self._require(stage, folder, {**self._mixers_made_by(stage), "layer": layer})
         mixer = fresh_mixer(self.attention(layer), layer, self.form, self.config.seed)
-        mixer.load_state_dict(load_tensors(folder / "mixer.safetensors"))
+        mixer.load_state_dict(load_tensors(folder / name))
         return mixer
 
     def _mixers_made_by(self, stage: str) -> dict[str, Any]:
-        return self._align_made_by if stage == "align" else self._init_made_by
+        return {
+            "initialise": self._init_made_by,
+            "align": self._align_made_by,
+            "blocks": self._blocks_made_by,
+        }[stage]
 
     @cached_property
     def _init_made_by(self) -> dict[str, Any]:
@@ -377,7 +396,8 @@ class Pipeline:
     def _align_made_by(self) -> dict[str, Any]:
         section = self._section("align")
         section.pop("align.name")
-        return {**self._init_made_by, **section, "code": code_version("align")}
+        own = {k: v for k, v in section.items() if not k.startswith("align.block_")}
+        return {**self._init_made_by, **own, "code": code_version("align")}
 
     def align(self) -> None:
         """Aligns every mixer to its teacher layer."""
@@ -399,11 +419,66 @@ class Pipeline:
 
         self._layers("align", self._align_made_by, make)
 
+    # ---- blocks: consecutive converted layers, one block after another ---------------------------
+
+    @cached_property
+    def _blocks(self) -> list[list[int]]:
+        return blocks_of(self.converted, self.config.align.block_layers)
+
+    @cached_property
+    def _blocks_made_by(self) -> dict[str, Any]:
+        return {**self._align_made_by, **self._section("align")}
+
+    def _block_made_by(self, block: list[int]) -> dict[str, Any]:
+        before = [layer for layer in self.converted if layer < block[0]]
+        return {**self._blocks_made_by, "block": block, "converted_before": before}
+
+    def blocks(self) -> None:
+        """Aligns block after block on the stream that the student has there."""
+        if not self._has_blocks:
+            return
+        walk = Walk(self.teacher.model, self._packed)
+
+        def make(block: list[int], fresh: Path) -> dict[str, Any]:
+            streams = walk.reach(block[0])
+            mixers = {layer: self.mixer("align", layer) for layer in block}
+            result = align_block(
+                self.teacher.model,
+                mixers,
+                streams,
+                self.calibration.inputs(block[-1] + 1),
+                self.config.align,
+                self.config.seed,
+            )
+            log.info("block %s: error %.4f -> %.4f", block, result.before, result.after)
+            for layer, mixer in mixers.items():
+                save_tensors(fresh / f"layer_{layer:03d}.safetensors", mixer_state(mixer))
+            return {**asdict(result), "error": result.after}
+
+        infos, reused = [], []
+        with ui.progress("blocks", len(self.converted), "layers") as advance:
+            for block in self._blocks:
+                folder = self._mixer_folder("blocks", block[0])
+                wanted = Manifest("blocks", self._block_made_by(block))
+                manifest, found = self._artifact(folder, wanted, partial(make, block))
+                infos.append(manifest.info)
+                reused.append(found)
+                walk.mixers.update({layer: self.mixer("blocks", layer) for layer in block})
+                advance(len(block))
+        if infos:
+            self._summarise("blocks", infos, all(reused))
+
     # ---- student ---------------------------------------------------------------------------------
 
     @property
     def _last_stage(self) -> str:
+        if self._has_blocks:
+            return "blocks"
         return "align" if self.config.init.align else "initialise"
+
+    @property
+    def _has_blocks(self) -> bool:
+        return self.config.init.align and self.config.align.block_steps > 0
 
     @cached_property
     def _student_made_by(self) -> dict[str, Any]:
@@ -516,11 +591,17 @@ class Pipeline:
         show_summary(self.metrics, self.folder.path)
 
     def _log_curves(self) -> None:
-        for layer in self.converted if self.config.init.align else []:
-            wanted = Manifest("align", {**self._align_made_by, "layer": layer})
-            manifest = self._find(self._mixer_folder("align", layer), wanted)
+        made = []
+        if self.config.init.align:
+            layers = [(i, {**self._align_made_by, "layer": i}) for i in self.converted]
+            made += [("align", "layer", first, made_by) for first, made_by in layers]
+        if self._has_blocks:
+            blocks = [(block[0], self._block_made_by(block)) for block in self._blocks]
+            made += [("blocks", "first_layer", first, made_by) for first, made_by in blocks]
+        for stage, key, first, made_by in made:
+            manifest = self._find(self._mixer_folder(stage, first), Manifest(stage, made_by))
             for step, error in manifest.info["history"] if manifest else []:
-                point = {"align/layer": layer, "align/held_out_error": error}
+                point = {f"{stage}/{key}": first, f"{stage}/held_out_error": error}
                 self.logger.log_metrics(point, step)
         numbers = {k: v for k, v in self.metrics.items() if isinstance(v, int | float)}
         self.logger.log_metrics(numbers)

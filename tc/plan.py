@@ -89,12 +89,16 @@ def _context(geometry: GeometryConfig) -> int:
     return geometry.num_attention_heads * geometry.head_dim
 
 
+def _has_blocks(config: Config) -> bool:
+    return config.init.align and config.align.block_steps > 0
+
+
 def _tokens(config: Config) -> int:
     return config.data.calibration_tokens + config.data.selection_tokens
 
 
 def _memory(config: Config, geometry: GeometryConfig, student: int, mixer: int) -> int:
-    """The larger of what aligning a layer and what evaluating the saved student hold."""
+    """The largest of what aligning a layer, aligning a block and evaluating the student hold."""
     size = BYTES[config.teacher.dtype.value]
     teacher = geometry.parameters * size
     widths = geometry.hidden_size + _context(geometry)
@@ -106,15 +110,25 @@ def _memory(config: Config, geometry: GeometryConfig, student: int, mixer: int) 
     evaluating = student * size + 4 * config.eval.batch_sequences * config.eval.context * (
         8 * geometry.hidden_size
     )
-    stage = max(activations + training if needs_activations(config.init) else 0, evaluating)
-    return PROGRAM_BYTES + teacher + stage
+    layer = geometry.parameters // geometry.num_hidden_layers
+    # The same of each mixer, the layers in float32, the stream and its target, and intermediates.
+    batch = config.align.batch_sequences * config.data.sequence_length
+    block = 4 * 2 * _tokens(config) * geometry.hidden_size + config.align.block_layers * 4 * (
+        5 * mixer + layer + 30 * batch * geometry.hidden_size
+    )
+    stages = [evaluating]
+    if needs_activations(config.init):
+        stages.append(activations + training)
+    if _has_blocks(config):
+        stages.append(block)
+    return PROGRAM_BYTES + teacher + max(stages)
 
 
 def _disk(config: Config, geometry: GeometryConfig, student: int, mixers: int) -> int:
     size = BYTES[config.teacher.dtype.value]
     width = geometry.hidden_size + _context(geometry)
     captured = geometry.num_hidden_layers * _tokens(config) * width * size
-    saved = student * size + 4 * mixers * (1 + config.init.align)
+    saved = student * size + 4 * mixers * (1 + config.init.align + _has_blocks(config))
     return saved + (captured if needs_activations(config.init) else 0)
 
 
@@ -131,7 +145,12 @@ def _flops(config: Config, geometry: GeometryConfig, converted: int, mixer: int)
     steps = align.steps * align.batch_sequences * data.sequence_length
     checks = (align.steps // align.check_every + 2) * data.selection_tokens
     train = converted * 2 * mixer * (3 * steps + checks) if config.init.align else 0
-    return float(evaluate + calibrate + initialise + train)
+    layers = 2 * geometry.parameters * converted / geometry.num_hidden_layers
+    block_steps = align.block_steps * align.batch_sequences * data.sequence_length
+    block_checks = (align.block_steps // align.check_every + 2) * data.selection_tokens
+    # The stream goes once through all layers; a step needs no gradient of the teacher's weights.
+    blocks = calibrate + layers * (2.5 * block_steps + block_checks) if _has_blocks(config) else 0
+    return float(evaluate + calibrate + initialise + train + blocks)
 
 
 def matmul_rate(config: Config) -> float | None:

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import tc.pipeline
 from tc.artifacts import hash_file
+from tc.config import STAGES
 from tc.errors import TCError
 from tc.pipeline import run
 
@@ -33,7 +34,7 @@ def test_every_architecture_goes_through(teacher: str, tmp_path: Path) -> None:
         assert metrics[f"{name}/perplexity"] > 1
     assert metrics["calibration_tokens"] == 512
     assert metrics["evaluation_tokens"] == 256
-    for stage in ("data", "calibrate", "initialise", "align", "student", "evaluate", "total"):
+    for stage in (*STAGES, "total"):
         assert metrics[f"{stage}/seconds"] >= 0
         assert metrics[f"{stage}/peak_rss_bytes"] > 1e7
     student = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "student")
@@ -66,6 +67,7 @@ def test_run_folder_is_the_documented_contract(tmp_path: Path) -> None:
     assert names == {
         "align",
         "artifacts.json",
+        "blocks",
         "code.diff",
         "config.yaml",
         "curves",
@@ -81,6 +83,7 @@ def test_run_folder_is_the_documented_contract(tmp_path: Path) -> None:
     }
     artifacts = json.loads((tmp_path / "run" / "artifacts.json").read_text())
     assert {"data", "student", "evaluate", "init/layer_001", "align/layer_001"} <= set(artifacts)
+    assert "blocks/block_001" in artifacts
     assert {"calibration", "evaluation of teacher", "evaluation of copy_only"} <= set(artifacts)
     for facts in artifacts.values():
         for name, file in facts["files"].items():
@@ -138,7 +141,8 @@ def test_same_seed_same_student_another_seed_another(tmp_path: Path) -> None:
 
 def test_a_finished_run_is_not_redone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = go(tmp_path / "run")
-    for name in ("calibrate", "initialise", "align_layer", "perplexity", "write_tokens"):
+    redone = ("calibrate", "initialise", "align_layer", "align_block", "perplexity", "write_tokens")
+    for name in redone:
         monkeypatch.setattr(tc.pipeline, name, None)
     second = go(tmp_path / "run")
     for key in ("student/perplexity", "align/seconds", "calibrate/seconds"):
@@ -200,7 +204,10 @@ def test_stages_run_alone_and_need_the_earlier_ones(tmp_path: Path) -> None:
     with pytest.raises(TCError, match="stage calibrate has left nothing"):
         go(tmp_path / "run", "stages=[initialise]")
     go(tmp_path / "run", "stages=[calibrate,initialise]")
-    go(tmp_path / "run", "stages=[align,student]")
+    go(tmp_path / "run", "stages=[align]")
+    with pytest.raises(TCError, match="stage blocks has left nothing"):
+        go(tmp_path / "run", "stages=[student]")
+    go(tmp_path / "run", "stages=[blocks,student]")
     metrics = go(tmp_path / "run", "stages=[evaluate]")
     assert {"student/perplexity", "calibration_tokens", "align/seconds"} <= set(metrics)
 

@@ -49,6 +49,9 @@ class Gatherer:
     def on_context(self, layer: int, context: torch.Tensor) -> None:
         """Leaves contexts alone."""
 
+    def on_final(self, hidden_states: torch.Tensor) -> None:
+        """Leaves it alone."""
+
 
 def run_plain(model: PreTrainedModel, ids: torch.Tensor) -> None:
     """The forward pass with SDPA."""

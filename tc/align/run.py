@@ -1,25 +1,29 @@
-"""Aligning one layer with Lightning."""
+"""Aligning one layer, or one block of layers, with Lightning."""
 
 from __future__ import annotations
 
+import copy
 import gc
 import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import lightning as L
 import torch
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+from transformers import PreTrainedModel
 
-from tc.align.module import BestState, LayerAlignment
+from tc.align.module import Alignment, BestState, BlockAlignment, LayerAlignment
 from tc.config import AlignConfig, InitConfig, ReadOut
 from tc.init import relative_error, solve_read_out
 from tc.init.layer import LARGEST_SEED
 from tc.stats import LayerBatch
 from tc.student.mixer import GatedDeltaNet
 from tc.teacher.attention import Attention
+from tc.teacher.stream import Stream
 
 
 @dataclass
@@ -62,24 +66,78 @@ def align_layer(
     Raises:
         TCError: if the loss is not finite.
     """
-    selection = parts["selection"]
+    batch = parts["calibration"]
+    data = TensorDataset(batch.x, batch.context, batch.starts)
+    module = LayerAlignment(mixer, attention, parts["selection"], cfg)
+    best = _fit(module, data, cfg, seed + mixer.layer_idx)
+    after = best.error
+    if cfg.resolve_read_out and init.read_out is ReadOut.ridge:
+        after = _resolve(mixer, attention, parts, init.ridge, after)
+    return Aligned(best.history[0][1], after, best.step, best.history)
+
+
+def align_block(
+    model: PreTrainedModel,
+    mixers: dict[int, GatedDeltaNet],
+    streams: dict[str, Stream],
+    targets: dict[str, torch.Tensor],
+    cfg: AlignConfig,
+    seed: int,
+) -> Aligned:
+    """Trains the mixers of consecutive layers together and leaves their best state in them.
+
+    Args:
+        model: the teacher.
+        mixers: of consecutive layers, by layer, float32, changed in place.
+        streams: the student's stream in front of the first of them, `calibration` and `selection`.
+        targets: what the teacher's layer behind them reads, by the same names.
+        cfg: `block_steps`, `block_lr_projections`, `block_lr_dynamics` and the rest.
+        seed: of the order in which sequences are seen.
+
+    Raises:
+        TCError: if the loss is not finite.
+    """
+    first, behind = min(mixers), max(mixers) + 1
+    last = behind == len(model.model.layers)
+    norm = model.model.norm if last else model.model.layers[behind].input_layernorm
+    layers = [decoder_layer(model, i, mixer) for i, mixer in sorted(mixers.items())]
+    own = replace(
+        cfg,
+        steps=cfg.block_steps,
+        lr_projections=cfg.block_lr_projections,
+        lr_dynamics=cfg.block_lr_dynamics,
+    )
+    module = BlockAlignment(
+        list(mixers.values()), layers, copy.deepcopy(norm).float(), streams, targets, own
+    )
+    data = TensorDataset(torch.arange(len(streams["calibration"])))
+    best = _fit(module, data, own, seed + first)
+    return Aligned(best.history[0][1], best.error, best.step, best.history)
+
+
+def decoder_layer(model: PreTrainedModel, layer: int, mixer: GatedDeltaNet) -> nn.Module:
+    """A teacher's decoder layer in float32 with a mixer for its attention."""
+    fresh = copy.deepcopy(model.model.layers[layer]).float().requires_grad_(False)
+    fresh.self_attn = mixer
+    return fresh
+
+
+def _fit(module: Alignment, data: TensorDataset, cfg: AlignConfig, seed: int) -> BestState:
+    """Trains a module's mixers, and leaves their best state in them."""
     best = BestState(cfg.check_every)
-    module = LayerAlignment(mixer.requires_grad_(True), attention, selection, cfg)
+    module.mixers.requires_grad_(True)
     with _quiet_lightning():
-        trainer = _trainer(cfg, best, mixer)
+        trainer = _trainer(cfg, best, next(module.parameters()).is_cuda)
         try:
-            trainer.fit(module, _loader(parts["calibration"], cfg, seed + mixer.layer_idx))
+            trainer.fit(module, _loader(data, cfg, seed))
         except SystemExit as stop:
             # Lightning turns both signals into an exit, SIGTERM into one with status 0.
             raise KeyboardInterrupt from stop
+        module.load_state_dict(best.state)
+        module.mixers.requires_grad_(False)
         del trainer, module
         gc.collect()  # the two refer to each other, and hold a layer's activations
-    mixer.load_state_dict(best.state)
-    mixer.requires_grad_(False)
-    after = best.error
-    if cfg.resolve_read_out and init.read_out is ReadOut.ridge:
-        after = _resolve(mixer, attention, parts, init.ridge, best)
-    return Aligned(best.history[0][1], after, best.step, best.history)
+    return best
 
 
 def _resolve(
@@ -87,25 +145,24 @@ def _resolve(
     attention: Attention,
     parts: dict[str, LayerBatch],
     strengths: list[float],
-    best: BestState,
+    before: float,
 ) -> float:
     """Solves the read-out for the trained features, and keeps it where it is better."""
+    trained = copy.deepcopy(mixer.state_dict())
     solve_read_out(mixer, attention, parts["calibration"], parts["selection"], strengths)
     error = relative_error(mixer, attention, parts["selection"])
-    if error < best.error:
+    if error < before:
         return error
-    mixer.load_state_dict(best.state)
-    return best.error
+    mixer.load_state_dict(trained)
+    return before
 
 
-def _loader(batch: LayerBatch, cfg: AlignConfig, seed: int) -> DataLoader:
-    data = TensorDataset(batch.x, batch.context, batch.starts)
+def _loader(data: TensorDataset, cfg: AlignConfig, seed: int) -> DataLoader:
     order = torch.Generator().manual_seed(seed % LARGEST_SEED)
     return DataLoader(data, min(cfg.batch_sequences, len(data)), shuffle=True, generator=order)
 
 
-def _trainer(cfg: AlignConfig, best: BestState, mixer: GatedDeltaNet) -> L.Trainer:
-    on_gpu = mixer.A_log.is_cuda
+def _trainer(cfg: AlignConfig, best: BestState, on_gpu: bool) -> L.Trainer:
     return L.Trainer(
         accelerator="gpu" if on_gpu else "cpu",
         devices=1,

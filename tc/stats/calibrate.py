@@ -73,6 +73,10 @@ class Recorder:
         """Appends the context."""
         self.files[layer].append(f"{self.part}_context", context)
 
+    def on_final(self, hidden_states: torch.Tensor) -> None:
+        """Appends what the final norm says, as the input of a layer behind the last."""
+        self.files[-1].append(f"{self.part}_x", hidden_states)
+
     def on_attention(
         self,
         layer: int,
@@ -108,12 +112,15 @@ def calibrate(
     """
     config = model.config
     layout = _layout(model, parts)
-    per_layer = sum(torch.Size(s).numel() * d.itemsize for d, s in layout.values())
-    require_space(folder, per_layer * config.num_hidden_layers, "calibration")
+    behind = {name: size for name, size in layout.items() if name.endswith("_x")}
+    layouts = [layout] * config.num_hidden_layers + [behind]
+    require_space(folder, sum(map(_bytes, layouts)), "calibration")
     statistics = AttentionStatistics(config.num_hidden_layers, config.num_attention_heads)
     with disk_errors(folder), ExitStack() as stack:
-        paths = [layer_file(folder, i) for i in range(config.num_hidden_layers)]
-        files = [stack.enter_context(closing(StreamedTensors(path, layout))) for path in paths]
+        files = [
+            stack.enter_context(closing(StreamedTensors(layer_file(folder, i), layout)))
+            for i, layout in enumerate(layouts)
+        ]
         for part in PARTS:
             gather = statistics if part == "calibration" else None
             _run(model, parts[part], Recorder(files, part, gather), progress)
@@ -136,6 +143,10 @@ def _layout(
     }
 
 
+def _bytes(layout: dict[str, tuple[torch.dtype, tuple[int, ...]]]) -> int:
+    return sum(torch.Size(shape).numel() * dtype.itemsize for dtype, shape in layout.values())
+
+
 def _run(
     model: PreTrainedModel, tokens: Packed, recorder: Recorder, progress: Callable[[int], None]
 ) -> None:
@@ -151,7 +162,7 @@ def _starts(tokens: Packed) -> torch.Tensor:
 
 
 def layer_file(folder: Path, layer: int) -> Path:
-    """Where a layer's activations are."""
+    """Where a layer's activations are; of a layer behind the last, only its input."""
     return Path(folder) / f"layer_{layer:03d}.safetensors"
 
 
@@ -172,6 +183,25 @@ class Calibration:
         Raises:
             TCError: if they hold NaN or infinity.
         """
+        tensors = self._tensors(layer)
+        starts = load_tensors(self.folder / "starts.safetensors")
+        return {
+            p: LayerBatch(tensors[f"{p}_x"], tensors[f"{p}_context"], starts[p].bool())
+            for p in PARTS
+        }
+
+    def inputs(self, layer: int) -> dict[str, torch.Tensor]:
+        """What a layer reads, `[N, T, D]` by part: the stream behind the layer's norm.
+
+        The layer behind the last is the head, and its norm the final one.
+
+        Raises:
+            TCError: if they hold NaN or infinity.
+        """
+        tensors = self._tensors(layer)
+        return {part: tensors[f"{part}_x"] for part in PARTS}
+
+    def _tensors(self, layer: int) -> dict[str, torch.Tensor]:
         tensors = load_tensors(layer_file(self.folder, layer))
         for name, value in tensors.items():
             if not value.isfinite().all():
@@ -179,8 +209,4 @@ class Calibration:
                     f"the teacher's activations {name!r} hold NaN or infinity in layer {layer}. "
                     "Try teacher.dtype=float32, or another checkpoint."
                 )
-        starts = load_tensors(self.folder / "starts.safetensors")
-        return {
-            p: LayerBatch(tensors[f"{p}_x"], tensors[f"{p}_context"], starts[p].bool())
-            for p in PARTS
-        }
+        return tensors

@@ -41,6 +41,9 @@ class Observer(Protocol):
     def on_context(self, layer: int, context: torch.Tensor) -> None:
         """The heads' weighted values, which o_proj reads, `[B, T, H V]`."""
 
+    def on_final(self, hidden_states: torch.Tensor) -> None:
+        """What the final norm says, which the head reads, `[B, T, D]`."""
+
 
 @torch.no_grad()
 def capture(
@@ -76,6 +79,8 @@ def capturing(model: PreTrainedModel, observer: Observer) -> Iterator[None]:
         for i, layer in enumerate(model.model.layers):
             for handle in _hooks(i, layer.self_attn, observer):
                 stack.callback(handle.remove)
+        final = model.model.norm.register_forward_hook(lambda m, a, y: observer.on_final(y))
+        stack.callback(final.remove)
         stack.callback(model.set_attn_implementation, before)
         model.set_attn_implementation(NAME)
         yield

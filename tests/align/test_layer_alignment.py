@@ -24,7 +24,7 @@ def mixer_of(form: MixerForm) -> GatedDeltaNet:
 @pytest.mark.parametrize("form", [MixerForm(), MixerForm(use_gate=False), EVERYTHING])
 def test_weight_decay_is_on_matrices_alone(form: MixerForm) -> None:
     mixer = mixer_of(form)
-    groups = parameter_groups(mixer, settings(weight_decay=0.1))
+    groups = parameter_groups([mixer], settings(weight_decay=0.1))
     decay = {id(p): group["weight_decay"] for group in groups for p in group["params"]}
     names = dict(mixer.named_parameters())
     assert sum(len(group["params"]) for group in groups) == len(names) == len(decay)
@@ -36,7 +36,7 @@ def test_weight_decay_is_on_matrices_alone(form: MixerForm) -> None:
 
 def test_two_learning_rates() -> None:
     mixer = mixer_of(EVERYTHING)
-    groups = parameter_groups(mixer, settings(lr_projections=1e-4, lr_dynamics=1e-3))
+    groups = parameter_groups([mixer], settings(lr_projections=1e-4, lr_dynamics=1e-3))
     lr = {id(p): group["lr"] for group in groups for p in group["params"]}
     slow = {n for n, p in mixer.named_parameters() if lr[id(p)] == 1e-4}
     assert slow == {f"{n}_proj.{kind}" for n in "qkvo" for kind in ("weight", "bias")}
@@ -45,7 +45,7 @@ def test_two_learning_rates() -> None:
 
 def test_one_learning_rate_loses_no_parameter() -> None:
     mixer = mixer_of(EVERYTHING)
-    groups = parameter_groups(mixer, settings(lr_projections=1e-3, lr_dynamics=1e-3))
+    groups = parameter_groups([mixer], settings(lr_projections=1e-3, lr_dynamics=1e-3))
     assert sum(len(group["params"]) for group in groups) == len(list(mixer.parameters()))
 
 
@@ -66,13 +66,13 @@ def test_the_teacher_is_nowhere_in_the_module(tasks) -> None:
     trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
     assert trained == {id(p) for p in inside.mixer.parameters()}
     assert not teachers & (trained | {id(p) for p in inside.parameters()})
-    assert all(name.startswith("mixer.") for name in inside.state_dict())
+    assert all(name.startswith("mixers.0.") for name in inside.state_dict())
     assert len(inside.state_dict()) == len(inside.mixer.state_dict())
 
     # Wrong on purpose: a module that simply keeps its teacher has it in every checkpoint.
     inside.teacher = task.attention
     assert teachers & {id(p) for p in inside.parameters()}
-    assert not all(name.startswith("mixer.") for name in inside.state_dict())
+    assert not all(name.startswith("mixers.0.") for name in inside.state_dict())
 
 
 def test_no_gradient_reaches_the_teacher(tasks) -> None:

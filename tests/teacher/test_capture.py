@@ -37,6 +37,9 @@ class Recorder:
     def on_context(self, layer: int, context: torch.Tensor) -> None:
         self.context[layer] = context.clone()
 
+    def on_final(self, hidden_states: torch.Tensor) -> None:
+        self.final = hidden_states.clone()
+
 
 class Failing(Recorder):
     """Gives up in the second layer."""

@@ -36,6 +36,10 @@ AT_LEAST = {
     "align.weight_decay": 0,
     "align.warmup_steps": 0,
     "align.check_every": 1,
+    "align.block_steps": 0,
+    "align.block_layers": 1,
+    "align.block_lr_projections": 0,
+    "align.block_lr_dynamics": 0,
     "eval.tokens": 1,
     "eval.context": 2,
     "eval.stride": 1,
@@ -140,6 +144,14 @@ def _init(config: Config) -> Iterator[str]:
         yield "init.gate=zero leaves nothing to read, so init.read_out=ridge cannot be solved"
     if not 0 < init.gate_rms <= 1:
         yield f"init.gate_rms={init.gate_rms}: above 0 and at most 1 is allowed"
+    if not init.half_life_scale > 0:
+        yield f"init.half_life_scale={init.half_life_scale}: above 0 is allowed"
+    for beta in (init.beta_low, init.beta_low + init.beta_span):
+        if not 0 < beta < 1:
+            yield (
+                f"init.beta_low={init.beta_low} and init.beta_span={init.beta_span} give a write "
+                f"strength of {beta:g}; between 0 and 1 is allowed"
+            )
     if not init.ridge or not all(strength > 0 for strength in init.ridge):
         yield f"init.ridge={init.ridge}: a list of strengths above 0, such as [1e-3,1e-2]"
     if not student.norm_eps > 0:

@@ -19,7 +19,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 
 from tc.errors import one_message
 
-STAGES = ("data", "calibrate", "initialise", "align", "student", "evaluate")
+STAGES = ("data", "calibrate", "initialise", "align", "blocks", "student", "evaluate")
 """The stages of a run, in order. A later one needs what the earlier ones left."""
 
 TIMED = ("teacher", *STAGES)
@@ -271,6 +271,9 @@ class InitConfig:
 
     Attributes:
         decay, write_gate, gate, value_scale: see the enumerations.
+        half_life_scale: a head's half-life over its mean attention distance (`half_life` only).
+        beta_low, beta_span: a head's mean write strength is beta_low + beta_span c, c its
+            concentration from 0 to 1 (`entropy` only).
         centre_decay: make a_proj zero on average, so that a half-life holds (`half_life` only).
         gate_rms: the RMS of the gate branch relative to the teacher's output (`perturb`).
         sinks: whether attention on a document's first token counts in distance and entropy.
@@ -282,6 +285,9 @@ class InitConfig:
 
     name: str = MISSING
     decay: Decay = Decay.fla
+    half_life_scale: float = 1.0
+    beta_low: float = 0.3
+    beta_span: float = 0.4
     centre_decay: bool = True
     write_gate: WriteGate = WriteGate.fla
     gate: OutputGate = OutputGate.fla

@@ -52,7 +52,9 @@ def test_a_bfloat16_teacher_gives_a_bfloat16_student(teacher: str, tmp_path: Pat
         assert value.dtype == (torch.float32 if wide else torch.bfloat16), name
 
 
-@pytest.mark.parametrize("init", ["copy_only", "zero_gate", "phase1", "phase2", "taylor", "paper"])
+@pytest.mark.parametrize(
+    "init", ["copy_only", "zero_gate", "phase1", "closed_form", "phase2", "taylor", "paper"]
+)
 def test_every_init_goes_through(init: str, tmp_path: Path) -> None:
     small = ["align.steps=3"] if init in ("phase2", "taylor", "paper") else []
     metrics = go(tmp_path / "run", f"init={init}", *small)

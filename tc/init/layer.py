@@ -75,11 +75,12 @@ def initialise(
     calibration = parts["calibration"]
     mean_x = calibration.x.double().mean((0, 1))
     if cfg.decay is Decay.half_life:
-        set_decay(mixer, half_lives(statistics, cfg.sinks))
+        set_decay(mixer, half_lives(statistics, cfg.sinks, cfg.half_life_scale))
     if cfg.decay is Decay.half_life and cfg.centre_decay:
         centre_rows(mixer, mean_x)
     if cfg.write_gate is WriteGate.entropy:
-        set_write_gate(mixer, concentrations(statistics, cfg.sinks), mean_x)
+        beta = cfg.beta_low + cfg.beta_span * concentrations(statistics, cfg.sinks)
+        set_write_gate(mixer, beta, mean_x)
     if cfg.value_scale is ValueScale.value:
         scale_values(mixer, calibration)
     set_gate(mixer, attention, calibration, cfg)

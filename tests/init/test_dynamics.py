@@ -86,7 +86,7 @@ def test_centred_rows_have_no_mean_and_keep_their_spread() -> None:
 def test_write_gate_moves_the_mean_logit_to_its_target() -> None:
     mixer, x, c = fresh(), inputs(), torch.tensor([0.0, 0.3, 0.5, 1.0], dtype=torch.float64)
     mean, before = x.mean((0, 1)), fresh().b_proj(x)
-    set_write_gate(mixer, c, mean)
+    set_write_gate(mixer, 0.3 + 0.4 * c, mean)
     after, target = mixer.b_proj(x), torch.logit(0.3 + 0.4 * c).float()
     torch.testing.assert_close(after.mean((0, 1)), target, rtol=1e-5, atol=1e-6)
     change = mixer.b_proj.weight - fresh().b_proj.weight
@@ -109,7 +109,7 @@ def test_write_gate_on_a_teachers_own_inputs(layers, name: str) -> None:
     for layer in layers(name):
         mixer, x = layer.mixer(), layer.calibration.x
         c = concentrations(layer.statistics, Sinks.drop)
-        set_write_gate(mixer, c, x.mean((0, 1)))
+        set_write_gate(mixer, 0.3 + 0.4 * c, x.mean((0, 1)))
         got = mixer.b_proj(x).double().mean((0, 1)).sigmoid()
         torch.testing.assert_close(got, 0.3 + 0.4 * c, rtol=1e-4, atol=1e-5)
 
@@ -127,7 +127,7 @@ def test_dynamics_on_a_gpu() -> None:
     c = torch.full((H,), 0.25, dtype=torch.float64)
     set_decay(mixer, DISTANCES)
     centre_rows(mixer, x.double().mean((0, 1)))
-    set_write_gate(mixer, c, x.double().mean((0, 1)))
+    set_write_gate(mixer, 0.3 + 0.4 * c, x.double().mean((0, 1)))
     got = mixer.b_proj(x).double().mean((0, 1)).sigmoid().cpu()
     torch.testing.assert_close(got, 0.3 + 0.4 * c, rtol=1e-4, atol=1e-5)
 
@@ -156,6 +156,7 @@ def test_half_life_has_a_floor_and_no_ceiling() -> None:
     }
     assert half_lives(statistics, Sinks.keep).tolist() == [0.5, 5000.0]
     assert half_lives(statistics, Sinks.drop).tolist() == [3.0, 0.5]
+    assert half_lives(statistics, Sinks.keep, 0.25).tolist() == [0.5, 1250.0]
 
 
 def sink_heavy(T: int) -> dict[str, torch.Tensor]:

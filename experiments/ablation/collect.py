@@ -1,0 +1,114 @@
+"""Reads the runs of the ablation, and writes its table."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+PUBLISHED = {
+    "copy_only": 37337.34,
+    "zero_gate": 22469.04,
+    "paper_phase1": 22470.56,
+    "paper_phase2": 2015.91,
+    "paper": 424.13,
+}
+"""Perplexity of Qwen2.5-3B students on wikitext-2, arXiv 2606.16429."""
+
+
+@dataclass
+class Result:
+    """Everything that was measured.
+
+    Attributes:
+        date: of the collection.
+        machine: what the runs recorded of it, and the commit of the first.
+        rows: one a finished run.
+    """
+
+    date: str
+    machine: dict[str, Any]
+    rows: list[dict[str, Any]]
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=2) + "\n"
+
+
+def read_run(folder: Path, name: str, policy: str) -> dict[str, Any]:
+    """One run's figures."""
+    metrics = json.loads((folder / "metrics.json").read_text())
+    stages = ("calibrate", "initialise", "align", "blocks")
+    seen = [stage for stage in stages if f"{stage}/seconds" in metrics]
+    errors = [metrics.get(f"{stage}/relative_error") for stage in ("align", "initialise")]
+    return {
+        "row": name,
+        "policy": policy,
+        "perplexity": metrics["student/perplexity"],
+        "perplexity_stderr": metrics["student/perplexity"] * metrics["student/nll_stderr"],
+        "teacher_perplexity": metrics["teacher/perplexity"],
+        "copy_only_perplexity": metrics["copy_only/perplexity"],
+        "layer_error": next((error for error in errors if error is not None), None),
+        "block_error": metrics.get("blocks/relative_error"),
+        "calibration_tokens": metrics["calibration_tokens"] if seen[:1] == ["calibrate"] else 0,
+        "seconds": sum(metrics[f"{stage}/seconds"] for stage in seen),
+        "peak_rss_bytes": max([metrics[f"{stage}/peak_rss_bytes"] for stage in seen], default=None),
+    }
+
+
+def collect(output: Path, plan: dict[str, Any]) -> Result:
+    """All finished runs of a plan."""
+    rows, environments = [], []
+    for name in plan["rows"]:
+        for policy in plan["policies"]:
+            folder = output / f"{name}-{policy}"
+            if (folder / "metrics.json").is_file():
+                rows.append(read_run(folder, name, policy))
+                environments.append(folder / "environment.json")
+    first = min(environments, key=lambda path: path.stat().st_mtime)
+    environment = json.loads(first.read_text())
+    facts = ("git_commit", "cpu", "cores", "memory_bytes", "python", "packages")
+    machine = {key: environment[key] for key in facts}
+    return Result(datetime.date.today().isoformat(), machine, rows)
+
+
+def table(result: Result) -> str:
+    """One table a policy, in Markdown."""
+    parts = []
+    for policy in dict.fromkeys(row["policy"] for row in result.rows):
+        rows = [row for row in result.rows if row["policy"] == policy]
+        parts += [f"## {policy} (teacher {rows[0]['teacher_perplexity']:.2f})", "", HEAD, RULE]
+        parts += [_line(row) for row in rows]
+        parts.append("")
+    return "\n".join(parts)
+
+
+HEAD = (
+    "| row | perplexity | x teacher | copy_only / this | published | copy_only / published |"
+    " error a layer | error a block | tokens | calibrate, init, align, blocks | peak memory |"
+)
+RULE = "|---|---|---|---|---|---|---|---|---|---|---|"
+
+
+def _line(row: dict[str, Any]) -> str:
+    def number(value: float | None, form: str = ".3f") -> str:
+        return "" if value is None else format(value, form)
+
+    published = PUBLISHED.get(row["row"])
+    ratio = None if published is None else PUBLISHED["copy_only"] / published
+    peak = row["peak_rss_bytes"]
+    cells = [
+        row["row"],
+        f"{row['perplexity']:,.1f} +- {row['perplexity_stderr']:,.1f}",
+        number(row["perplexity"] / row["teacher_perplexity"], ",.2f"),
+        number(row["copy_only_perplexity"] / row["perplexity"], ",.1f"),
+        number(published, ",.0f"),
+        number(ratio, ",.1f"),
+        number(row["layer_error"]),
+        number(row["block_error"]),
+        f"{row['calibration_tokens']:,}",
+        f"{row['seconds']:,.0f} s",
+        "" if peak is None else f"{peak / 1e9:.1f} GB",
+    ]
+    return f"| {' | '.join(cells)} |"

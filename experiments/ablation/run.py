@@ -1,6 +1,6 @@
 """Runs every row of rows.yaml under its policies, then makes the table.
 
-python experiments/ablation/run.py [--output out/ablation] [--rows full paper] [key=value ...]
+python experiments/ablation/run.py [--rows full paper] [--policies every4] [key=value ...]
 
 Finished runs are found and not redone. `key=value` goes to every run, such as seed=1.
 """
@@ -53,19 +53,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     plan: Any = OmegaConf.to_container(OmegaConf.load(HERE / "rows.yaml"))
     parser.add_argument("--output", type=Path, default=Path("out/ablation"))
+    parser.add_argument("--result", type=Path, default=HERE, help="where the table goes")
     parser.add_argument("--rows", nargs="+", choices=list(plan["rows"]), default=list(plan["rows"]))
     parser.add_argument("--policies", nargs="+", choices=plan["policies"], default=plan["policies"])
     parser.add_argument("more", nargs="*", metavar="key=value")
     arguments = parser.parse_intermixed_args()
     output = arguments.output.resolve()
+    arguments.result.mkdir(parents=True, exist_ok=True)
     for name in arguments.rows:
         row = plan["rows"][name]
         for policy in row.get("policies", plan["policies"]):
             if policy in arguments.policies:
                 run(output, name, row, policy, arguments.more)
     result = collect(output, plan)
-    (HERE / "result.json").write_text(result.to_json())
-    (HERE / "table.md").write_text(table(result))
+    (arguments.result / "result.json").write_text(result.to_json())
+    (arguments.result / "table.md").write_text(table(result))
     print(table(result))
 
 

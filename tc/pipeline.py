@@ -427,11 +427,14 @@ class Pipeline:
 
     @cached_property
     def _blocks_made_by(self) -> dict[str, Any]:
-        return {**self._align_made_by, **self._section("align")}
+        section = self._section("align")
+        section.pop("align.name")
+        return {**self._align_made_by, **section}
 
     def _block_made_by(self, block: list[int]) -> dict[str, Any]:
-        before = [layer for layer in self.converted if layer < block[0]]
-        return {**self._blocks_made_by, "block": block, "converted_before": before}
+        # The stream in front of a block hangs on all blocks before it, and on how they were cut.
+        before = [earlier for earlier in self._blocks if earlier[0] < block[0]]
+        return {**self._blocks_made_by, "block": block, "blocks_before": before}
 
     def blocks(self) -> None:
         """Aligns block after block on the stream that the student has there."""

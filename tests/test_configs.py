@@ -92,6 +92,12 @@ WRONG = [
     (["init.ridge=[]"], "init.ridge"),
     (["init.ridge=[0.0]"], "init.ridge"),
     (["init.gate_rms=0"], "init.gate_rms"),
+    (["init.half_life_scale=0"], "init.half_life_scale"),
+    (["init.half_life_scale=inf"], "init.half_life_scale"),
+    (["init.beta_low=0"], "write strength of 0;"),
+    (["init.beta_low=0.5", "init.beta_span=0.5"], "write strength of 1;"),
+    (["align.block_steps=-1"], "align.block_steps=-1"),
+    (["align.block_layers=0"], "align.block_layers=0"),
     (["align.gradient_clip=0"], "gradient_clip"),
     (["trainer.backend=fla", "trainer=cpu"], "trainer.backend=fla"),
     (["teacher.package=null"], "teacher.package"),
@@ -114,11 +120,19 @@ def test_all_problems_come_together() -> None:
     assert str(error.value).count("\n  - ") == 3
 
 
-def test_an_override_that_would_be_ignored_is_refused() -> None:
-    overrides = ["init=copy_only", "align.steps=3"]
-    with pytest.raises(TCError, match="would be ignored"):
-        validate(config(*overrides), overrides)
-    validate(config("init=full", "align.steps=3"), ["init=full", "align.steps=3"])
+@pytest.mark.parametrize(
+    ("setting", "override"),
+    [
+        ("init=copy_only", "align.steps=3"),
+        ("align.block_steps=0", "align.block_layers=2"),
+        ("init.decay=fla", "init.half_life_scale=2.0"),
+        ("init.write_gate=fla", "init.beta_low=0.2"),
+    ],
+)
+def test_an_override_that_would_be_ignored_is_refused(setting: str, override: str) -> None:
+    with pytest.raises(TCError, match=f"{override} would be ignored"):
+        validate(config(setting, override), [setting, override])
+    validate(config("init=full", override), ["init=full", override])
 
 
 def test_missing_values_are_named() -> None:

@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-from composing import RANDOM_TEACHERS, composed
+from composing import RANDOM_TEACHERS, composed, group
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import tc.pipeline
-from tc.artifacts import hash_file
+from tc.artifacts import hash_file, load_tensors
 from tc.config import STAGES
 from tc.errors import TCError
 from tc.pipeline import run
+from tc.teacher import load_teacher
 
 SMOKE = ["experiment=smoke", "trainer=cpu"]
 
@@ -124,6 +125,34 @@ def test_policy_none_converts_every_layer(tmp_path: Path) -> None:
     go(tmp_path / "run", "policy=none")
     student = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "student")
     assert list(student.mixers) == list(range(student.config.num_hidden_layers))
+
+
+def test_blocks_learn_what_the_teachers_next_layer_reads(tmp_path: Path) -> None:
+    """The errors on record are those of the saved student against the teacher, block by block."""
+    go(tmp_path / "run", "policy=none", "align.block_layers=1")
+    student = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "student").eval()
+    teacher = load_teacher(group("teacher", "random_llama"), tmp_path / "cache").model
+    tokens = load_tensors(tmp_path / "run" / "data" / "tokens.safetensors")
+    given = {"input_ids": tokens["selection_ids"], "position_ids": tokens["selection_positions"]}
+
+    def reads(model: Any) -> list[torch.Tensor]:
+        """What each layer reads, and at last what the head reads."""
+        seen: list[torch.Tensor] = []
+        norms = [*(layer.input_layernorm for layer in model.model.layers), model.model.norm]
+        hooks = [n.register_forward_hook(lambda m, a, y: seen.append(y)) for n in norms]
+        with torch.no_grad():
+            model.model(**given, use_cache=False)
+        for hook in hooks:
+            hook.remove()
+        return seen
+
+    for i, (x, want) in enumerate(zip(reads(student), reads(teacher), strict=True)):
+        if i > 0:
+            record = tmp_path / "run" / "blocks" / f"block_{i - 1:03d}" / "manifest.json"
+            error = float((x - want).square().sum() / want.square().sum())
+            info = json.loads(record.read_text())["info"]
+            assert info["error"] == pytest.approx(error, rel=1e-3)
+            assert info["error"] <= info["before"]
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:

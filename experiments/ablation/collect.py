@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from omegaconf import OmegaConf
+
 PUBLISHED = {
     "copy_only": 37337.34,
     "zero_gate": 22469.04,
@@ -24,7 +26,7 @@ class Result:
 
     Attributes:
         date: of the collection.
-        machine: what the runs recorded of it, and the commit of the first.
+        machine: what the runs recorded of it.
         rows: one a finished run.
     """
 
@@ -39,12 +41,15 @@ class Result:
 def read_run(folder: Path, name: str, policy: str) -> dict[str, Any]:
     """One run's figures."""
     metrics = json.loads((folder / "metrics.json").read_text())
+    environment = json.loads((folder / "environment.json").read_text())
     stages = ("calibrate", "initialise", "align", "blocks")
     seen = [stage for stage in stages if f"{stage}/seconds" in metrics]
     errors = [metrics.get(f"{stage}/relative_error") for stage in ("align", "initialise")]
     return {
         "row": name,
         "policy": policy,
+        "git_commit": environment["git_commit"],
+        "seed": OmegaConf.load(folder / "config.yaml").seed,
         "perplexity": metrics["student/perplexity"],
         "perplexity_stderr": metrics["student/perplexity"] * metrics["student/nll_stderr"],
         "teacher_perplexity": metrics["teacher/perplexity"],
@@ -57,19 +62,23 @@ def read_run(folder: Path, name: str, policy: str) -> dict[str, Any]:
     }
 
 
+def is_finished(folder: Path) -> bool:
+    """Whether a run has come to its end, and not only to its first stage."""
+    path = folder / "metrics.json"
+    return path.is_file() and "student/perplexity" in json.loads(path.read_text())
+
+
 def collect(output: Path, plan: dict[str, Any]) -> Result:
     """All finished runs of a plan."""
     rows, environments = [], []
     for name in plan["rows"]:
         for policy in plan["policies"]:
             folder = output / f"{name}-{policy}"
-            if (folder / "metrics.json").is_file():
+            if is_finished(folder):
                 rows.append(read_run(folder, name, policy))
-                environments.append(folder / "environment.json")
-    first = min(environments, key=lambda path: path.stat().st_mtime)
-    environment = json.loads(first.read_text())
-    facts = ("git_commit", "cpu", "cores", "memory_bytes", "python", "packages")
-    machine = {key: environment[key] for key in facts}
+                environments.append(json.loads((folder / "environment.json").read_text()))
+    facts = ("cpu", "cores", "memory_bytes", "python", "packages")
+    machine = {key: environments[0][key] for key in facts} if environments else {}
     return Result(datetime.date.today().isoformat(), machine, rows)
 
 

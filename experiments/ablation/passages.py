@@ -9,6 +9,7 @@ parts of a run.
 
 from __future__ import annotations
 
+import argparse
 import gzip
 import importlib.util
 import json
@@ -42,12 +43,15 @@ def documents(items: list[dict]) -> list[str]:
 
 def main() -> None:
     """Writes one JSON line a document, the text under `text`."""
-    if len(sys.argv) != 2:
-        sys.exit("usage: passages.py FILE.jsonl")
-    target = Path(sys.argv[1])
-    target.parent.mkdir(parents=True, exist_ok=True)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("target", type=Path, metavar="FILE.jsonl")
+    target = parser.parse_args().target
     texts = documents(read_items())
-    target.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    except OSError as error:
+        sys.exit(f"{target} cannot be written: {error}")
     print(f"{len(texts):,} articles, {sum(map(len, texts)):,} characters: {target}")
 
 

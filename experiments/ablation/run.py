@@ -1,8 +1,8 @@
 """Runs every row of rows.yaml under its policies, then makes the table.
 
-python experiments/ablation/run.py [--rows full paper] [--policies every4] [key=value ...]
+python experiments/ablation/run.py [--rows full paper] [--policies every4] [--set seed=1 ...]
 
-Finished runs are found and not redone. `key=value` goes to every run, such as seed=1.
+What is finished is found and not redone.
 """
 
 from __future__ import annotations
@@ -34,18 +34,24 @@ def share_layers(source: Path, folder: Path) -> None:
 
 
 def run(output: Path, name: str, row: dict[str, Any], policy: str, more: list[str]) -> None:
-    """One run, unless it is finished."""
+    """One run; the pipeline redoes nothing of it that is finished, and refuses what is changed."""
     folder = output / f"{name}-{policy}"
-    if (folder / "metrics.json").is_file():
-        return
     print(f"== {name}, {policy}", flush=True)
     command = [sys.executable, "run.py", f"run_dir={folder}", f"policy={policy}"]
     command += [*row["overrides"], *more]
     # A run takes a folder for its own when it is empty: first its tokens, then the links.
-    subprocess.run([*command, "stages=[data]"], cwd=ROOT, check=True)
+    start([*command, "stages=[data]"])
     for source in sorted(output.glob(f"{row.get('layers_of', name)}-*")):
-        share_layers(source, folder)
-    subprocess.run(command, cwd=ROOT, check=True)
+        if source != folder:
+            share_layers(source, folder)
+    start(command)
+
+
+def start(command: list[str]) -> None:
+    """Runs a command, which says itself what is wrong."""
+    status = subprocess.run(command, cwd=ROOT).returncode
+    if status:
+        sys.exit(f"stopped: {' '.join(command[1:])} ended with status {status}")
 
 
 def main() -> None:
@@ -53,21 +59,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     plan: Any = OmegaConf.to_container(OmegaConf.load(HERE / "rows.yaml"))
     parser.add_argument("--output", type=Path, default=Path("out/ablation"))
-    parser.add_argument("--result", type=Path, default=HERE, help="where the table goes")
+    parser.add_argument("--result", type=Path, help="where the table goes, else to the output")
     parser.add_argument("--rows", nargs="+", choices=list(plan["rows"]), default=list(plan["rows"]))
     parser.add_argument("--policies", nargs="+", choices=plan["policies"], default=plan["policies"])
-    parser.add_argument("more", nargs="*", metavar="key=value")
-    arguments = parser.parse_intermixed_args()
+    parser.add_argument("--set", nargs="+", default=[], metavar="key=value", help="of every run")
+    arguments = parser.parse_args()
     output = arguments.output.resolve()
-    arguments.result.mkdir(parents=True, exist_ok=True)
     for name in arguments.rows:
         row = plan["rows"][name]
         for policy in row.get("policies", plan["policies"]):
             if policy in arguments.policies:
-                run(output, name, row, policy, arguments.more)
+                run(output, name, row, policy, arguments.set)
     result = collect(output, plan)
-    (arguments.result / "result.json").write_text(result.to_json())
-    (arguments.result / "table.md").write_text(table(result))
+    if not result.rows:
+        sys.exit(f"{output} has no finished run of rows.yaml, and these options name none to make")
+    folder = arguments.result or output
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "result.json").write_text(result.to_json())
+    (folder / "table.md").write_text(table(result))
     print(table(result))
 
 

@@ -25,7 +25,7 @@ def half_lives(
     h has mean distance 1.44 h: a quarter of d is closer, and starts better.
 
     With `Sinks.keep`, attention on the first token counts as distance (the paper's own way). No
-    half-life exceeds what the calibration window lets a distance be.
+    distance exceeds what the calibration window lets it be.
     """
     name = "distance" if sinks is Sinks.keep else "free_distance"
     return (scale * statistics[name]).clamp_min(MIN_DISTANCE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from align_helpers import TEACHERS, packed, settings
 from composing import group
 from transformers import PreTrainedModel
 
-from tc.align import Walk, align_block, blocks_of
+from tc.align import Walk, align_block, blocks_of, run
 from tc.align.module import BlockAlignment
 from tc.align.run import decoder_layer
 from tc.config import AlignConfig, Schedule, StudentConfig
@@ -163,6 +164,21 @@ def test_the_kept_state_is_the_one_that_was_measured(models, lr: float) -> None:
     gap = model.model.layers[2].input_layernorm(stream.hidden) - want
     error = float(gap.square().sum() / want.square().sum())
     assert made.after == pytest.approx(error, rel=1e-4)
+
+
+def test_blocks_have_steps_and_learning_rates_of_their_own(models, monkeypatch) -> None:
+    seen: list[AlignConfig] = []
+    real = run.BlockAlignment
+
+    def noting(*args: Any) -> BlockAlignment:
+        seen.append(args[-1])
+        return real(*args)
+
+    monkeypatch.setattr(run, "BlockAlignment", noting)
+    cfg = settings(block_steps=2, block_lr_projections=0.1, block_lr_dynamics=0.2)
+    _, made = aligned(models["random_llama"], [1], cfg)
+    assert made.history[-1][0] == 2
+    assert (seen[0].steps, seen[0].lr_projections, seen[0].lr_dynamics) == (2, 0.1, 0.2)
 
 
 def test_same_seed_same_block(models) -> None:

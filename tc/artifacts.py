@@ -70,10 +70,10 @@ def hash_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-ROOMS = ("teacher", "data", "stats", "student", "init", "align", "evaluate")
+ROOMS = ("teacher", "data", "stats", "student", "init", "align", "recovery", "evaluate")
 """The rooms that results follow from, lowest first; a lower one never imports a higher one."""
 
-BELOW_ALL = ("config.py", "artifacts.py")
+BELOW_ALL = ("config.py", "artifacts.py", "optim.py")
 
 
 @functools.cache
@@ -283,7 +283,8 @@ class StreamedTensors:
     def __init__(
         self, path: Path, layout: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
     ) -> None:
-        names = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+        floats = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+        names = {**floats, torch.int32: "I32"}
         header, end = {}, 0
         self._next: dict[str, int] = {}
         self._end: dict[str, int] = {}

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from tc.config import (
+    KL,
     STAGES,
     Accelerator,
     Backend,
@@ -16,6 +18,7 @@ from tc.config import (
     OutputGate,
     PolicyKind,
     ReadOut,
+    Strategy,
     TeacherSource,
     WriteGate,
 )
@@ -42,11 +45,34 @@ AT_LEAST = {
     "align.block_layers": 1,
     "align.block_lr_projections": 0,
     "align.block_lr_dynamics": 0,
+    **{
+        f"recovery.{stage}.{name}": least
+        for stage in ("stage1", "stage2")
+        for name, least in {
+            "tokens": 0,
+            "sequence_length": 2,
+            "batch_sequences": 1,
+            "micro_sequences": 1,
+            "lr_mixers": 0,
+            "warmup_tokens": 0,
+            "weight_decay": 0,
+        }.items()
+    },
+    "recovery.stage2.lr_rest": 0,
+    "recovery.stage2.kl": 0,
+    "recovery.stage2.ce": 0,
+    "recovery.stage2.hidden": 0,
+    "recovery.checkpoint_tokens": 1,
+    "recovery.keep_checkpoints": 1,
+    "recovery.validation_tokens": 2,
+    "recovery.validations": 0,
     "eval.tokens": 1,
     "eval.context": 2,
     "eval.stride": 1,
     "eval.batch_sequences": 1,
     "trainer.threads": 1,
+    "trainer.devices": 1,
+    "trainer.nodes": 1,
     "paths.cache_days": 0,
 }
 """The smallest value that each number may have."""
@@ -62,7 +88,7 @@ def validate(config: Config, overrides: Sequence[str] = ()) -> None:
     Raises:
         TCError: naming every problem.
     """
-    checks = (_numbers, _teacher, _data, _policy, _init, _logger, _trainer, _run)
+    checks = (_numbers, _teacher, _data, _policy, _init, _recovery, _logger, _trainer, _run)
     problems = [problem for check in checks for problem in check(config)]
     problems += _ignored(config, overrides)
     if problems:
@@ -71,8 +97,9 @@ def validate(config: Config, overrides: Sequence[str] = ()) -> None:
 
 def _numbers(config: Config) -> Iterator[str]:
     for key, least in AT_LEAST.items():
-        group, _, name = key.rpartition(".")
-        value = getattr(getattr(config, group) if group else config, name)
+        value: Any = config
+        for name in key.split("."):
+            value = getattr(value, name)
         if value is not None and not value >= least:
             yield f"{key}={value}: at least {least} is allowed"
     clip = config.align.gradient_clip
@@ -160,6 +187,39 @@ def _init(config: Config) -> Iterator[str]:
         yield f"student.norm_eps={student.norm_eps}: above 0 is allowed"
 
 
+def _recovery(config: Config) -> Iterator[str]:
+    recovery, trainer = config.recovery, config.trainer
+    world = trainer.devices * trainer.nodes
+    for name, stage in (("stage1", recovery.stage1), ("stage2", recovery.stage2)):
+        prefix = f"recovery.{name}"
+        clip = stage.gradient_clip
+        if clip is not None and not clip > 0:
+            yield f"{prefix}.gradient_clip={clip}: above 0, or null for none"
+        if not 0 < stage.decay_share <= 1:
+            yield f"{prefix}.decay_share={stage.decay_share}: above 0 and at most 1 is allowed"
+        if stage.tokens and stage.warmup_tokens > stage.tokens:
+            yield f"{prefix}.warmup_tokens={stage.warmup_tokens} is more than its tokens"
+        micro = (stage.micro_sequences or 1) * world
+        if stage.tokens and stage.batch_sequences % micro:
+            yield (
+                f"{prefix}.batch_sequences={stage.batch_sequences} cannot be dealt: it must be a "
+                f"multiple of {world} processes times micro_sequences={micro // world}"
+            )
+    stage2 = recovery.stage2
+    if stage2.tokens and not stage2.kl + stage2.ce + stage2.hidden > 0:
+        yield "recovery.stage2 has no loss: kl, ce or hidden must be above 0"
+    if not stage2.temperature > 0:
+        yield f"recovery.stage2.temperature={stage2.temperature}: above 0 is allowed"
+    if recovery.kl_backend is KL.fla and (stage2.temperature != 1 or stage2.ce):
+        yield "recovery.kl_backend=fla has no temperature and no ce; take kl_backend=chunk"
+    least = config.data.sequence_length
+    if recovery.stages and recovery.validation_tokens < least:
+        yield (
+            f"recovery.validation_tokens={recovery.validation_tokens} is less than one sequence; "
+            f"at least data.sequence_length={least} is allowed"
+        )
+
+
 PACKAGES = {LoggerKind.wandb: "wandb", LoggerKind.tensorboard: "tensorboard"}
 
 
@@ -176,6 +236,13 @@ def _trainer(config: Config) -> Iterator[str]:
     wants_gpu = trainer.accelerator is Accelerator.gpu
     if wants_gpu and not config.dry_run and not torch.cuda.is_available():
         yield "trainer=gpu: torch sees no GPU here; take trainer=cpu, or a CUDA build of torch"
+    if trainer.strategy is Strategy.single and (trainer.devices > 1 or trainer.nodes > 1):
+        yield (
+            f"trainer.devices={trainer.devices} and trainer.nodes={trainer.nodes} need "
+            "trainer=ddp or trainer=fsdp"
+        )
+    if wants_gpu and not config.dry_run and trainer.devices > torch.cuda.device_count() > 0:
+        yield f"trainer.devices={trainer.devices}: torch sees {torch.cuda.device_count()} GPUs here"
     if trainer.backend is Backend.fla and importlib.util.find_spec("fla") is None:
         yield "trainer.backend=fla needs a package: pip install 'taylor-calibrate[gpu]'"
     if trainer.backend is Backend.fla and trainer.accelerator is Accelerator.cpu:
@@ -202,6 +269,8 @@ def _ignored(config: Config, overrides: Sequence[str]) -> Iterator[str]:
         elif config.align.block_steps == 0 and key.startswith("align.block_"):
             if key != "align.block_steps":
                 yield f"{override} would be ignored: align.block_steps=0 means no blocks"
+        elif not config.recovery.stages and key.startswith("recovery."):
+            yield f"{override} would be ignored: no stage of recovery has tokens"
         elif config.init.decay is Decay.fla and key == "init.half_life_scale":
             yield f"{override} would be ignored: init.decay=fla has no half-lives"
         elif config.init.write_gate is WriteGate.fla and key in ("init.beta_low", "init.beta_span"):

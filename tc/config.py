@@ -19,10 +19,10 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 
 from tc.errors import one_message
 
-STAGES = ("data", "calibrate", "initialise", "align", "blocks", "student", "evaluate")
+STAGES = ("data", "calibrate", "initialise", "align", "blocks", "recover", "student", "evaluate")
 """The stages of a run, in order. A later one needs what the earlier ones left."""
 
-TIMED = ("teacher", *STAGES)
+TIMED = ("teacher", "data", "training_text", *STAGES[1:])
 """What the total time is the sum of; what was found and not redone counts as it took when made."""
 
 
@@ -106,10 +106,47 @@ class ReadOut(Enum):
 
 
 class Schedule(Enum):
-    """How a learning rate goes over the steps of a layer's alignment."""
+    """How a learning rate goes: as it is, along a cosine to zero, or warm-up, stable, decay."""
 
     constant = "constant"
     cosine = "cosine"
+    wsd = "wsd"
+
+
+class OptimizerKind(Enum):
+    """AdamW for all, or Muon for the matrices of linear layers and AdamW for the rest."""
+
+    adamw = "adamw"
+    muon = "muon"
+
+
+class KL(Enum):
+    """Which KL divergence runs: the exact one in PyTorch, or FLA's fused kernel on a GPU."""
+
+    chunk = "chunk"
+    fla = "fla"
+
+
+class NonFinite(Enum):
+    """What happens to a step whose loss or gradient is not finite."""
+
+    skip = "skip"
+    stop = "stop"
+
+
+class Strategy(Enum):
+    """How recovery is spread over devices: not at all, copied (DDP), or in shards (FSDP2)."""
+
+    single = "single"
+    ddp = "ddp"
+    fsdp = "fsdp"
+
+
+class Precision(Enum):
+    """The type that recovery computes in; weights and optimizer state are float32 either way."""
+
+    float32 = "float32"
+    bfloat16 = "bfloat16"
 
 
 class LoggerKind(Enum):
@@ -306,7 +343,8 @@ class AlignConfig:
     Attributes:
         steps: optimizer steps a layer.
         batch_sequences: calibration sequences a step.
-        lr_projections: learning rate of q, k, v, o.
+        optimizer: AdamW, or Muon for q, k, v, o and g.
+        lr_projections: learning rate of q, k, v, o; of g_proj too where Muon trains it.
         lr_dynamics: learning rate of A_log, dt_bias, a_proj, b_proj, g_proj and norms.
         weight_decay: on matrices only; never on A_log, dt_bias, norms and biases.
         schedule: constant, or cosine to zero.
@@ -324,6 +362,7 @@ class AlignConfig:
     name: str = MISSING
     steps: int = 48
     batch_sequences: int = 2
+    optimizer: OptimizerKind = OptimizerKind.adamw
     lr_projections: float = 1e-3
     lr_dynamics: float = 1e-2
     weight_decay: float = 0.0
@@ -336,6 +375,93 @@ class AlignConfig:
     block_layers: int = 4
     block_lr_projections: float = 1e-3
     block_lr_dynamics: float = 1e-2
+
+
+@dataclass
+class RecoveryStageConfig:
+    """One stage of recovery. Everything that has a length has it in tokens.
+
+    Attributes:
+        tokens: training tokens, over all devices; 0 leaves the stage out. Rounded up to a whole
+            step.
+        sequence_length: tokens of a sequence.
+        batch_sequences: sequences of an optimizer step, over all devices.
+        micro_sequences: sequences of a forward pass on one device, null for all of a step at once.
+            The loss does not depend on it.
+        lr_mixers: learning rate of the Gated DeltaNet mixers.
+        optimizer: AdamW, or Muon for matrices.
+        schedule: constant, cosine to zero, or wsd (constant, then linear to zero).
+        warmup_tokens: tokens of linear warm-up.
+        decay_share: the share of the tokens over which wsd decays.
+        weight_decay: on matrices only; never on A_log, dt_bias, norms and biases.
+        gradient_clip: the largest gradient norm, or null.
+    """
+
+    tokens: int = 0
+    sequence_length: int = 512
+    batch_sequences: int = 2
+    micro_sequences: int | None = None
+    lr_mixers: float = 1e-3
+    optimizer: OptimizerKind = OptimizerKind.adamw
+    schedule: Schedule = Schedule.cosine
+    warmup_tokens: int = 0
+    decay_share: float = 0.2
+    weight_decay: float = 0.0
+    gradient_clip: float | None = 1.0
+
+
+@dataclass
+class EndToEndConfig(RecoveryStageConfig):
+    """Stage 2 of recovery: what it has besides.
+
+    Attributes:
+        lr_rest: learning rate of everything but the mixers, kept attention too; 0 freezes it, which
+            saves its gradients and optimizer state.
+        kl, ce, hidden: weights of the terms: KL(teacher || student) on logits, cross-entropy with
+            the text, and the relative error of what each layer hands on.
+        temperature: of the KL, whose value is multiplied by its square, as is usual.
+    """
+
+    lr_rest: float = 0.0
+    kl: float = 1.0
+    ce: float = 0.0
+    hidden: float = 0.0
+    temperature: float = 1.0
+
+
+@dataclass
+class RecoveryConfig:
+    """Distillation of the whole student.
+
+    Attributes:
+        stage1: every converted layer at once, each on its teacher layer's input.
+        stage2: end to end, on the teacher's logits.
+        checkpoint_tokens: tokens between two checkpoints; a kill loses no more than these.
+        keep_checkpoints: how many of them stay on disk.
+        validation_tokens: predicted tokens of selection documents that perplexity is measured on
+            while training.
+        validations: looks at it in a stage, at log-spaced tokens, besides the start and the end.
+        non_finite: skip such a step, or stop; ten skips in a row stop either way.
+        kl_backend: which KL divergence runs.
+        activation_checkpointing: recompute each layer's intermediates in the backward pass.
+    """
+
+    name: str = MISSING
+    stage1: RecoveryStageConfig = field(default_factory=RecoveryStageConfig)
+    stage2: EndToEndConfig = field(default_factory=EndToEndConfig)
+    checkpoint_tokens: int = 10_000_000
+    keep_checkpoints: int = 2
+    validation_tokens: int = 4096
+    validations: int = 6
+    non_finite: NonFinite = NonFinite.skip
+    kl_backend: KL = KL.chunk
+    activation_checkpointing: bool = False
+
+    @property
+    def stages(self) -> dict[str, RecoveryStageConfig]:
+        """The stages that have tokens, by name, in order."""
+        both = {"stage1": self.stage1, "stage2": self.stage2}
+        return {name: stage for name, stage in both.items() if stage.tokens > 0}
 
 
 @dataclass
@@ -363,7 +489,8 @@ class LoggerConfig:
 
     Attributes:
         kind: `csv`, `wandb` or `tensorboard`.
-        project, group: W&B's project and group.
+        project: W&B's.
+        group: W&B's; null groups the runs of a sweep by its folder.
         offline: write W&B runs to disk only, for `wandb sync` later.
     """
 
@@ -376,16 +503,24 @@ class LoggerConfig:
 
 @dataclass
 class TrainerConfig:
-    """The device and the kernels.
+    """The devices and the kernels.
 
     Attributes:
         accelerator: `auto`, `cpu` or `gpu`.
+        strategy: how recovery is spread over devices; the other stages use one.
+        devices: processes of a node, each with a device of its own.
+        nodes: machines.
+        precision: what recovery computes in.
         threads: torch's intra-op threads, null for its own choice.
         backend: which gated delta rule runs.
     """
 
     name: str = MISSING
     accelerator: Accelerator = Accelerator.auto
+    strategy: Strategy = Strategy.single
+    devices: int = 1
+    nodes: int = 1
+    precision: Precision = Precision.float32
     threads: int | None = None
     backend: Backend = Backend.auto
 
@@ -424,6 +559,7 @@ class Config:
     student: StudentConfig = MISSING
     init: InitConfig = MISSING
     align: AlignConfig = MISSING
+    recovery: RecoveryConfig = MISSING
     eval: EvalConfig = MISSING
     logger: LoggerConfig = MISSING
     trainer: TrainerConfig = MISSING
@@ -442,6 +578,7 @@ GROUPS = {
     "student": StudentConfig,
     "init": InitConfig,
     "align": AlignConfig,
+    "recovery": RecoveryConfig,
     "eval": EvalConfig,
     "logger": LoggerConfig,
     "trainer": TrainerConfig,
@@ -475,6 +612,14 @@ def typed(cfg: DictConfig) -> Config:
 NOT_SCIENCE = ("run_dir", "resume", "dry_run", "stages", "paths", "logger")
 """Keys that change where and how a run reports, never what it computes."""
 
+ROUNDING = (
+    *("trainer.strategy", "trainer.devices", "trainer.nodes", "trainer.threads"),
+    *("recovery.checkpoint_tokens", "recovery.keep_checkpoints"),
+    *("recovery.activation_checkpointing", "eval.batch_sequences"),
+    *("recovery.stage1.micro_sequences", "recovery.stage2.micro_sequences"),
+)
+"""Keys that say how the work is cut: results follow from them in the last digits alone."""
+
 
 def science(cfg: DictConfig) -> dict[str, Any]:
     """The flat part of a configuration that results follow from, `group.key` to plain value."""
@@ -482,7 +627,7 @@ def science(cfg: DictConfig) -> dict[str, Any]:
     tree = OmegaConf.to_container(
         OmegaConf.masked_copy(cfg, keys), resolve=True, enum_to_str=True, throw_on_missing=False
     )
-    return flat(tree)
+    return {key: value for key, value in flat(tree).items() if key not in ROUNDING}
 
 
 def flat(tree: Any, prefix: str = "") -> dict[str, Any]:

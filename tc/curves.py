@@ -6,6 +6,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger, WandbLogger
 
 from tc.config import LoggerConfig, LoggerKind
@@ -31,6 +33,21 @@ def make_logger(cfg: LoggerConfig, run_dir: Path, settings: dict[str, Any]) -> L
     return logger
 
 
+def log_table(logger: Logger, title: str, columns: list[str], rows: list[list[Any]]) -> None:
+    """Writes a table, where the logger can show one."""
+    if isinstance(logger, WandbLogger):
+        logger.log_table(title, columns, [[str(cell) for cell in row] for row in rows])
+
+
+def _group(cfg: LoggerConfig) -> str | None:
+    """The group that is set, or in a sweep the folder that its runs share."""
+    if cfg.group is None and HydraConfig.initialized():
+        hydra = HydraConfig.get()
+        if hydra.mode is RunMode.MULTIRUN:
+            return Path(hydra.sweep.dir).name
+    return cfg.group
+
+
 def _open(cfg: LoggerConfig, run_dir: Path) -> Logger:
     if cfg.kind is LoggerKind.csv:
         return CSVLogger(run_dir, name="curves", version="")
@@ -38,7 +55,7 @@ def _open(cfg: LoggerConfig, run_dir: Path) -> Logger:
         return TensorBoardLogger(run_dir, name="curves", version="")
     logger = WandbLogger(
         project=cfg.project,
-        group=cfg.group,
+        group=_group(cfg),
         name=run_dir.name,
         save_dir=run_dir,
         offline=cfg.offline,

@@ -15,13 +15,12 @@ class Meter:
     """Measures what happens inside `with Meter() as meter:`.
 
     Attributes:
-        seconds: wall time.
         peak_rss_bytes: the largest resident memory of this process that was seen, by looking every
             50 ms (the operating system's own peak covers the whole life of a process, not a stage).
     """
 
     def __init__(self) -> None:
-        self.seconds = 0.0
+        self._start = self._seconds = 0.0
         self.peak_rss_bytes = 0
         self._process = psutil.Process()
         self._stop = threading.Event()
@@ -41,7 +40,12 @@ class Meter:
         self._stop.set()
         self._thread.join()
         self._look()
-        self.seconds = time.perf_counter() - self._start
+        self._seconds = time.perf_counter() - self._start
+
+    @property
+    def seconds(self) -> float:
+        """Wall time, so far or in all."""
+        return self._seconds or time.perf_counter() - self._start
 
     def facts(self) -> dict[str, float | int]:
         """Both figures under the names that metrics have."""

@@ -6,6 +6,7 @@ import copy
 import hashlib
 import logging
 import random
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -33,9 +34,19 @@ from tc.artifacts import (
     writing,
 )
 from tc.check import require_layers, validate
-from tc.config import TIMED, Accelerator, Config, science, typed
-from tc.curves import make_logger
-from tc.data import Packed, evaluation_windows, packed_part, sources_digest, write_tokens
+from tc.config import TIMED, Accelerator, Config, Strategy, science, typed
+from tc.curves import log_table, make_logger
+from tc.data import (
+    Packed,
+    evaluation_windows,
+    load_splits,
+    pack,
+    packed_part,
+    sequences_wanted,
+    sources_digest,
+    write_tokens,
+    write_training,
+)
 from tc.errors import TCError
 from tc.evaluate import perplexity
 from tc.init import (
@@ -49,7 +60,16 @@ from tc.init import (
 from tc.meter import Meter
 from tc.plan import make_plan
 from tc.policy import converted_layers
-from tc.report import show_plan, show_summary
+from tc.recovery import (
+    Stage,
+    Watch,
+    global_rank,
+    load_weights,
+    read_weights,
+    run_stage,
+    student_of,
+)
+from tc.report import draw_recovery, show_plan, show_summary, summary_tables
 from tc.run_folder import RunFolder
 from tc.stats import PARTS, Calibration, LayerBatch, calibrate
 from tc.student.hybrid import build_student
@@ -80,10 +100,16 @@ def run(cfg: DictConfig, overrides: Sequence[str] = ()) -> float | None:
     if config.dry_run:
         show_plan(OmegaConf.to_yaml(cfg, resolve=True), make_plan(config, geometry))
         return None
+    rank = global_rank(config.trainer)
+    if rank > 0:
+        with ui.silent():
+            return Pipeline(
+                config, RunFolder.of_another(Path(config.run_dir)), science(cfg), rank
+            ).run()
     folder = RunFolder(Path(config.run_dir), cfg, config.resume)
     handler = folder.log_to_file()
     try:
-        return Pipeline(config, folder, science(cfg)).run()
+        return Pipeline(config, folder, science(cfg), rank).run()
     finally:
         logging.getLogger("tc").removeHandler(handler)
         handler.close()
@@ -96,10 +122,14 @@ class Pipeline:
         config: a valid configuration.
         folder: the open run folder.
         facts: the flat configuration that results follow from.
+        rank: this process among those of a recovery on several devices. All but the first wait for
+            what the first makes, take part in recovery alone, and write nothing of their own.
     """
 
-    def __init__(self, config: Config, folder: RunFolder, facts: dict[str, Any]) -> None:
-        self.config, self.folder, self.facts = config, folder, facts
+    def __init__(
+        self, config: Config, folder: RunFolder, facts: dict[str, Any], rank: int = 0
+    ) -> None:
+        self.config, self.folder, self.facts, self.rank = config, folder, facts, rank
         self.cache = Path(config.paths.cache_dir).expanduser()
         self.metrics = folder.read_metrics()
         self._known: dict[Path, Manifest] = {}
@@ -107,7 +137,7 @@ class Pipeline:
         self.device = torch.device("cuda" if _use_gpu(config) else "cpu")
         if config.trainer.threads:
             torch.set_num_threads(config.trainer.threads)
-        self.logger = make_logger(config.logger, folder.path, facts)
+        self.logger = None if rank else make_logger(config.logger, folder.path, facts)
         _seed_everything(config.seed)
 
     def run(self) -> float | None:
@@ -119,13 +149,18 @@ class Pipeline:
             "initialise": self.initialise,
             "align": self.align,
             "blocks": self.blocks,
+            "recover": self.recover,
             "student": self.student,
             "evaluate": self.evaluate,
         }
+        if self.rank:
+            stages = {"recover": self.recover}
         for name, stage in stages.items():
             if name in self.config.stages:
                 log.info("stage %s", name)
                 stage()
+        if self.rank:
+            return None
         self._report()
         return self.metrics.get("student/perplexity")
 
@@ -225,6 +260,56 @@ class Pipeline:
         for name, value in manifest.info.items():
             if name.endswith("_tokens"):
                 self.metrics[name] = value
+        if self.config.recovery.stages:
+            self.training_text()
+
+    @cached_property
+    def _training_made_by(self) -> dict[str, Any]:
+        lengths = {
+            name: [sequences_wanted(stage), stage.sequence_length]
+            for name, stage in self.config.recovery.stages.items()
+        }
+        return {
+            **{k: v for k, v in self._data_made_by.items() if not k.startswith("eval.")},
+            "stages": lengths,
+            "validation_tokens": self.config.recovery.validation_tokens,
+        }
+
+    @property
+    def _training_folder(self) -> Path:
+        return self.cache / "training" / hash_of(self._training_made_by)
+
+    def training_text(self) -> None:
+        """Packs what recovery trains on and is validated on, once for all runs that share it."""
+        cfg, folder = self.config, self._training_folder
+        lengths = self._training_made_by["stages"]
+
+        def make(fresh: Path) -> dict[str, Any]:
+            forget_unused(folder.parent, cfg.paths.cache_days)
+            total = sum(number * length for number, length in lengths.values())
+            require_space(fresh, 8 * total, "the training text")
+            splits, tokenizer = load_splits(cfg.data, cfg.seed), self.teacher.tokenizer
+            with ui.progress("training text", total) as advance:
+                counts = write_training(
+                    fresh, tokenizer, splits.parts["training"], lengths, cfg.seed, advance
+                )
+            packed = pack(
+                splits.parts["selection"],
+                tokenizer,
+                cfg.data.sequence_length,
+                cfg.recovery.validation_tokens,
+                cfg.seed,
+                "validation",
+            )
+            tensors = {"ids": packed.input_ids, "positions": packed.position_ids}
+            save_tensors(fresh / "validation.safetensors", tensors)
+            return counts
+
+        manifest = self._stage("training_text", folder, self._training_made_by, make)
+        touch(folder)
+        self.shared["training text"] = folder
+        for name in lengths:
+            self.metrics[f"{name}_tokens"] = manifest.info[f"{name}_tokens"]
 
     @cached_property
     def tokens(self) -> dict[str, torch.Tensor]:
@@ -239,6 +324,9 @@ class Pipeline:
 
     def _require(self, stage: str, folder: Path, made_by: dict[str, Any]) -> Manifest:
         found = self._find(folder, Manifest(stage, made_by))
+        while found is None and self.rank:  # the first process is about to make it
+            time.sleep(1)
+            found = self._find(folder, Manifest(stage, made_by))
         if found is None:
             raise TCError(
                 f"stage {stage} has left nothing in {folder}; run it first: add it to "
@@ -472,6 +560,95 @@ class Pipeline:
         if infos:
             self._summarise("blocks", infos, all(reused))
 
+    # ---- recover ---------------------------------------------------------------------------------
+
+    def _recovered_made_by(self, name: str) -> dict[str, Any]:
+        """What a stage of recovery is made by: the stages before it, its recipe, its text."""
+        cfg = self.config.recovery
+        names = list(cfg.stages)
+        own = {
+            key: value
+            for key, value in self._section("recovery").items()
+            if key.startswith(f"recovery.{name}.")
+        }
+        before = names[: names.index(name)]
+        return {
+            **self._zero_shot_made_by,
+            **({"before": hash_of(self._recovered_made_by(before[-1]))} if before else {}),
+            "text": hash_of(self._training_made_by),
+            "precision": self.config.trainer.precision.value,
+            "code": code_version("recovery"),
+            **own,
+        }
+
+    def _recovered_folder(self, name: str) -> Path:
+        return self.path("recover", name)
+
+    def recover(self) -> None:
+        """Distils the student, stage by stage."""
+        infos, reused = [], []
+        for name in self.config.recovery.stages:
+            wanted = Manifest(f"recover {name}", self._recovered_made_by(name))
+            done = self._recovered_folder(name) / "done"
+            found = self._find(done, wanted)
+            reused.append(found is not None)
+            manifest = found or self._distil(name, wanted)
+            self._known[done] = manifest
+            infos.append(manifest.info)
+            if found is not None:
+                self._tell(name, manifest.info["history"])
+        if infos and not self.rank:
+            self._count_all("recover", infos, all(reused))
+
+    def _distil(self, name: str, wanted: Manifest) -> Manifest:
+        cfg, text = self.config.recovery, self._training_folder
+        self._require("training_text", text, self._training_made_by)
+        held_out = load_tensors(text / "validation.safetensors")
+        stage = Stage(
+            name=name,
+            manifest=wanted,
+            folder=self._recovered_folder(name),
+            training=text / f"{name}.safetensors",
+            validation=Packed(held_out["ids"], held_out["positions"]),
+            seed=self.config.seed,
+        )
+        student = student_of(self.teacher.model, self._zero_shot_mixers(), cfg, name)
+        for earlier in self._stages_before(name):
+            load_weights(student, self._recovered_weights(earlier))
+        total = sequences_wanted(cfg.stages[name]) * cfg.stages[name].sequence_length
+        with ui.progress(f"recover, {name}", total) as advance:
+            watch = Watch(
+                advance, lambda step, point: self._tell(name, [{"step": step, **point}]), ui.say
+            )
+            on_gpu = self.device.type == "cuda"
+            manifest = run_stage(
+                self.teacher.model, student, stage, cfg, self.config.trainer, on_gpu, watch
+            )
+        if self.config.trainer.strategy is Strategy.fsdp:
+            del self.teacher  # it lies in shards now; the next use loads it anew
+        else:
+            self.teacher.model.to(self.device)  # from where Lightning has put it
+        return manifest
+
+    def _stages_before(self, name: str) -> list[str]:
+        names = list(self.config.recovery.stages)
+        return names[: names.index(name)]
+
+    def _recovered_weights(self, name: str) -> dict[str, torch.Tensor]:
+        """What a finished stage of recovery has trained, by name in the student."""
+        folder = self._recovered_folder(name) / "done"
+        manifest = self._require(f"recover {name}", folder, self._recovered_made_by(name))
+        return read_weights(folder, manifest)
+
+    def _tell(self, name: str, points: list[dict[str, Any]]) -> None:
+        """Writes points of a stage's curves to the logger."""
+        if self.logger is None:
+            return
+        for point in points:
+            values = {f"recover/{name}/{k}": v for k, v in point.items() if k != "step"}
+            self.logger.log_metrics(values, point["step"])
+        self.logger.save()
+
     # ---- student ---------------------------------------------------------------------------------
 
     @property
@@ -485,15 +662,28 @@ class Pipeline:
         return self.config.init.align and self.config.align.block_steps > 0
 
     @cached_property
-    def _student_made_by(self) -> dict[str, Any]:
+    def _zero_shot_made_by(self) -> dict[str, Any]:
         return {**self._mixers_made_by(self._last_stage), "layers": self.converted}
 
+    def _zero_shot_mixers(self) -> dict[int, GatedDeltaNet]:
+        return {i: self.mixer(self._last_stage, i) for i in self.converted}
+
+    def zero_shot(self) -> PreTrainedModel:
+        """The student before any recovery."""
+        return self._assemble(self._zero_shot_mixers())
+
+    @property
+    def _student_made_by(self) -> dict[str, Any]:
+        names = list(self.config.recovery.stages)
+        return self._recovered_made_by(names[-1]) if names else self._zero_shot_made_by
+
     def student(self) -> None:
-        """Puts the mixers into the teacher's model and saves it as a Hugging Face folder."""
+        """Puts what was made into the teacher's model and saves it as a Hugging Face folder."""
 
         def make(fresh: Path) -> dict[str, Any]:
-            mixers = {i: self.mixer(self._last_stage, i) for i in self.converted}
-            student = self._assemble(mixers)
+            student = self.zero_shot()
+            for name in self.config.recovery.stages:
+                load_weights(student, self._recovered_weights(name))
             size = sum(p.numel() * p.element_size() for p in student.parameters())
             require_space(fresh, size, "saving the student")
             student.save_pretrained(fresh)
@@ -547,8 +737,13 @@ class Pipeline:
             folder = self.cache / "evaluations" / hash_of(made_by)
             models.append((name, model, folder, made_by))
             self.shared[f"evaluation of {name}"] = folder
+        if self.config.recovery.stages:
+            made_by = {**self._zero_shot_made_by, **common}
+            models.append(
+                ("zero_shot", self.zero_shot, self.path("evaluate", "zero_shot"), made_by)
+            )
         student = {**self._student_made_by, **common}
-        models.append(("student", self.load_student, self.path("evaluate"), student))
+        models.append(("student", self.load_student, self.path("evaluate", "student"), student))
         infos = {n: self._evaluate(n, m, folder, made) for n, m, folder, made in models}
         self._compare(infos)
 
@@ -575,7 +770,7 @@ class Pipeline:
             for key in ("perplexity", "nll", "nll_stderr"):
                 self.metrics[f"{name}/{key}"] = info[key]
         ppl = {name: info["perplexity"] for name, info in infos.items()}
-        self.metrics["student/perplexity_zero_shot"] = ppl["student"]
+        self.metrics["student/perplexity_zero_shot"] = ppl.get("zero_shot", ppl["student"])
         self.metrics["student/perplexity_over_teacher"] = ppl["student"] / ppl["teacher"]
         self.metrics["copy_only/perplexity_over_student"] = ppl["copy_only"] / ppl["student"]
         self.metrics["evaluation_tokens"] = infos["student"]["tokens"]
@@ -592,9 +787,23 @@ class Pipeline:
         self.folder.write_metrics(self.metrics)
         self.folder.write_artifacts(self.shared)
         self._log_curves()
+        histories = self._histories()
+        if histories:
+            draw_recovery(histories, self.metrics, self.path("recover", "curve.png"))
         show_summary(self.metrics, self.folder.path)
 
+    def _histories(self) -> dict[str, list[dict[str, Any]]]:
+        """The curves of the finished stages of recovery."""
+        found = {}
+        for name in self.config.recovery.stages:
+            wanted = Manifest(f"recover {name}", self._recovered_made_by(name))
+            manifest = self._find(self._recovered_folder(name) / "done", wanted)
+            if manifest is not None:
+                found[name] = manifest.info["history"]
+        return found
+
     def _log_curves(self) -> None:
+        assert self.logger is not None
         made = []
         if self.config.init.align:
             layers = [(i, {**self._align_made_by, "layer": i}) for i in self.converted]
@@ -609,6 +818,8 @@ class Pipeline:
                 self.logger.log_metrics(point, step)
         numbers = {k: v for k, v in self.metrics.items() if isinstance(v, int | float)}
         self.logger.log_metrics(numbers)
+        for title, columns, rows in summary_tables(self.metrics):
+            log_table(self.logger, title, columns, rows)
         self.logger.finalize("success")
 
 

@@ -31,7 +31,7 @@ from tc.artifacts import (
 from tc.config import science
 from tc.errors import TCError, one_message
 
-STAGE_FOLDERS = ("data", "init", "align", "blocks", "student", "evaluate")
+STAGE_FOLDERS = ("data", "init", "align", "blocks", "recover", "student", "evaluate")
 RECORDS = ("metrics.json", "metrics.csv", "artifacts.json", "environment.json", "code.diff")
 PACKAGES = (
     "torch",
@@ -76,6 +76,13 @@ class RunFolder:
             if not (path / "environment.json").is_file():
                 write_json(path / "environment.json", environment())
                 write_text(path / "code.diff", git("diff", "HEAD") or "")
+
+    @classmethod
+    def of_another(cls, path: Path) -> RunFolder:
+        """The folder of a run that another process has opened; nothing is written to it."""
+        folder = cls.__new__(cls)
+        folder.path = path
+        return folder
 
     def _check(self, facts: dict[str, Any], resume: bool) -> None:
         record = self.path / "science.json"

@@ -44,6 +44,16 @@ def progress(what: str, total: int, unit: str = "tokens") -> Iterator[Callable[[
         yield lambda done: bar.advance(task, done)
 
 
+@contextmanager
+def silent() -> Iterator[None]:
+    """Nothing is shown inside: for all but the first of several processes."""
+    before, console.quiet = console.quiet, True
+    try:
+        yield
+    finally:
+        console.quiet = before
+
+
 def show_config(yaml: str) -> None:
     """Prints a resolved configuration."""
     console.print(Syntax(yaml, "yaml", background_color="default"))

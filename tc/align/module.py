@@ -15,10 +15,11 @@ import lightning as L
 import torch
 from torch import nn
 
-from tc.config import AlignConfig, Schedule
+from tc.config import AlignConfig, OptimizerKind
 from tc.errors import TCError
 from tc.init import relative_error
 from tc.init.measure import features
+from tc.optim import MuonAdamW, parameter_groups, rate_factor, trained_by_muon
 from tc.stats import LayerBatch
 from tc.student.mixer import GatedDeltaNet
 from tc.teacher.attention import Attention
@@ -28,7 +29,7 @@ PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
 class Alignment(L.LightningModule):
-    """Trains mixers with AdamW; its state dict is theirs and nothing else's.
+    """Trains mixers; its state dict is theirs and nothing else's.
 
     Args:
         mixers: trained in place, in float32.
@@ -47,16 +48,13 @@ class Alignment(L.LightningModule):
         """The relative error on selection tokens of the mixers as they are now."""
 
     def configure_optimizers(self) -> Any:
-        """AdamW by `parameter_groups`, and the schedule."""
-        optimizer = torch.optim.AdamW(parameter_groups(self.mixers, self.cfg))
+        """One rate for projections, one for the rest, and the schedule."""
+        optimizer = MuonAdamW(groups_of(self.mixers, self.cfg))
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, self._factor)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def _factor(self, step: int) -> float:
-        warmup = min(1.0, (step + 1) / max(1, self.cfg.warmup_steps))
-        if self.cfg.schedule is Schedule.constant:
-            return warmup
-        return warmup * 0.5 * (1 + math.cos(math.pi * min(1.0, step / self.cfg.steps)))
+        return rate_factor(self.cfg.schedule, step, self.cfg.steps, self.cfg.warmup_steps)
 
     def _relative(self, student: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
         """||student - teacher||^2 / ||teacher||^2 as a loss.
@@ -170,18 +168,15 @@ class BlockAlignment(Alignment):
         return student, targets[part][rows].to(student)
 
 
-def parameter_groups(mixers: Iterable[nn.Module], cfg: AlignConfig) -> list[dict[str, Any]]:
-    """Two learning rates, and weight decay on matrices alone.
+def groups_of(mixers: nn.ModuleList, cfg: AlignConfig) -> list[dict[str, Any]]:
+    """The parameter groups of mixers: one learning rate for projections, one for the rest."""
 
-    A_log, dt_bias, norms and biases are vectors: decaying them would pull half-lives and scales to
-    arbitrary values.
-    """
-    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
-    for name, parameter in (named for mixer in mixers for named in mixer.named_parameters()):
-        lr = cfg.lr_projections if name.split(".")[0] in PROJECTIONS else cfg.lr_dynamics
-        decay = cfg.weight_decay if parameter.dim() >= 2 else 0.0
-        groups.setdefault((lr, decay), []).append(parameter)
-    return [{"params": p, "lr": lr, "weight_decay": wd} for (lr, wd), p in groups.items()]
+    def rate(name: str) -> float:
+        muon = cfg.optimizer is OptimizerKind.muon and trained_by_muon(name)
+        is_projection = any(part in PROJECTIONS for part in name.split("."))
+        return cfg.lr_projections if muon or is_projection else cfg.lr_dynamics
+
+    return parameter_groups(mixers.named_parameters(), cfg.optimizer, cfg.weight_decay, rate)
 
 
 class BestState(L.Callback):

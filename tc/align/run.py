@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import logging
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import lightning as L
@@ -20,6 +16,7 @@ from tc.align.module import Alignment, BestState, BlockAlignment, LayerAlignment
 from tc.config import AlignConfig, InitConfig, ReadOut
 from tc.init import relative_error, solve_read_out
 from tc.init.layer import LARGEST_SEED
+from tc.quiet import quiet_lightning
 from tc.stats import LayerBatch
 from tc.student.mixer import GatedDeltaNet
 from tc.teacher.attention import Attention
@@ -126,7 +123,7 @@ def _fit(module: Alignment, data: TensorDataset, cfg: AlignConfig, seed: int) ->
     """Trains a module's mixers, and leaves their best state in them."""
     best = BestState(cfg.check_every)
     module.mixers.requires_grad_(True)
-    with _quiet_lightning():
+    with quiet_lightning():
         trainer = _trainer(cfg, best, next(module.parameters()).is_cuda)
         try:
             trainer.fit(module, _loader(data, cfg, seed))
@@ -175,20 +172,3 @@ def _trainer(cfg: AlignConfig, best: BestState, on_gpu: bool) -> L.Trainer:
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-
-
-@contextmanager
-def _quiet_lightning() -> Iterator[None]:
-    """Lightning greets and advises at every fit, which here is every layer."""
-    loggers = [logging.getLogger(f"lightning.pytorch{s}") for s in ("", ".utilities.rank_zero")]
-    levels = [logger.level for logger in loggers]
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module="lightning")
-        warnings.filterwarnings("ignore", message=".*isinstance.treespec.*")
-        try:
-            for logger in loggers:
-                logger.setLevel(logging.ERROR)
-            yield
-        finally:
-            for logger, level in zip(loggers, levels, strict=True):
-                logger.setLevel(level)

@@ -11,13 +11,22 @@ from tc.data.splits import (
     sources_digest,
 )
 from tc.data.store import evaluation_windows, packed_part, write_tokens
+from tc.data.training import (
+    RankedSequences,
+    TrainingTokens,
+    sequences_wanted,
+    steps_of,
+    write_training,
+)
 from tc.data.window import Window, collate, windows
 
 __all__ = [
     "PARTS",
     "Document",
     "Packed",
+    "RankedSequences",
     "Splits",
+    "TrainingTokens",
     "Window",
     "collate",
     "config_problems",
@@ -27,7 +36,10 @@ __all__ = [
     "pack",
     "packed_part",
     "prove_disjoint",
+    "sequences_wanted",
     "sources_digest",
+    "steps_of",
     "windows",
     "write_tokens",
+    "write_training",
 ]

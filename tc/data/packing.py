@@ -69,15 +69,12 @@ def pack(
     prefix = prefix_ids(tokenizer)
     _check_sizes(sequence_length, num_tokens, len(prefix), part)
     order = shuffled(documents, seed, part)
-    pieces = take_turns(_pieces(d, tokenizer, prefix, sequence_length, seed) for d in order)
+    pieces = take_turns(pieces_of(d, tokenizer, prefix, sequence_length, seed) for d in order)
     wanted = num_tokens // sequence_length
-    rows = list(islice(_fill(pieces, sequence_length), wanted))
+    rows = list(islice(rows_of(pieces, sequence_length), wanted))
     if len(rows) < wanted:
         raise TCError(_too_little(len(rows), wanted, sequence_length, part))
-    return Packed(
-        input_ids=torch.stack([torch.cat(row) for row in rows]),
-        position_ids=torch.stack([_positions(row) for row in rows]),
-    )
+    return stacked(rows)
 
 
 def _check_sizes(sequence_length: int, num_tokens: int, num_prefix: int, part: str) -> None:
@@ -107,7 +104,7 @@ def _too_little(made: int, wanted: int, sequence_length: int, part: str) -> str:
     )
 
 
-def _pieces(
+def pieces_of(
     document: Document,
     tokenizer: PreTrainedTokenizerBase,
     prefix: Tensor,
@@ -123,7 +120,7 @@ def _pieces(
         yield torch.cat([prefix, body])
 
 
-def _fill(pieces: Iterable[Tensor], sequence_length: int) -> Iterator[list[Tensor]]:
+def rows_of(pieces: Iterable[Tensor], sequence_length: int) -> Iterator[list[Tensor]]:
     """Gathers pieces to rows of exactly `sequence_length` tokens; an unfilled last row is lost."""
     row: list[Tensor] = []
     room = sequence_length
@@ -136,6 +133,14 @@ def _fill(pieces: Iterable[Tensor], sequence_length: int) -> Iterator[list[Tenso
         if room == 0:
             yield row
             row, room = [], sequence_length
+
+
+def stacked(rows: list[list[Tensor]]) -> Packed:
+    """Rows of pieces, at least one row, as the sequences they are."""
+    return Packed(
+        input_ids=torch.stack([torch.cat(row) for row in rows]),
+        position_ids=torch.stack([_positions(row) for row in rows]),
+    )
 
 
 def _positions(row: list[Tensor]) -> Tensor:

@@ -1,5 +1,6 @@
 """What a run says at its end, and what a dry run says instead of it."""
 
-from tc.report.summary import show_plan, show_summary
+from tc.report.recovery import draw_recovery
+from tc.report.summary import show_plan, show_summary, summary_tables
 
-__all__ = ["show_plan", "show_summary"]
+__all__ = ["draw_recovery", "show_plan", "show_summary", "summary_tables"]

@@ -17,17 +17,29 @@ def show_summary(metrics: dict[str, Any], run_dir: Path) -> None:
         metrics: the flat metrics of the run.
         run_dir: the run folder.
     """
-    ui.table("stages", ["stage", "wall time", "peak memory", ""], _stage_rows(metrics))
+    for title, columns, rows in summary_tables(metrics):
+        ui.table(title, columns, rows)
     if "student/perplexity" in metrics:
-        title = f"perplexity on {metrics['evaluation_tokens']:,} held-out tokens"
-        ui.table(title, ["model", "perplexity", "standard error", "x teacher"], _ppl_rows(metrics))
         ratio = metrics["copy_only/perplexity_over_student"]
         word = "below" if ratio >= 1 else "above"
         times = max(ratio, 1 / ratio)
         ui.say(f"The student's perplexity is {times:,.1f} times {word} that of copy_only.")
+    curve = run_dir / "recover" / "curve.png"
+    if curve.is_file():
+        ui.say(f"\ncurve: {curve}")
     student = run_dir / "student"
     if (student / "config.json").is_file():
         ui.say(f"\nstudent: {student}\nnext, let it speak:\n\n{_next_command(student)}\n")
+
+
+def summary_tables(metrics: dict[str, Any]) -> list[tuple[str, list[str], list[list[Any]]]]:
+    """Title, columns and rows of the tables that end a run."""
+    tables = [("stages", ["stage", "wall time", "peak memory", ""], _stage_rows(metrics))]
+    if "student/perplexity" in metrics:
+        title = f"perplexity on {metrics['evaluation_tokens']:,} held-out tokens"
+        columns = ["model", "perplexity", "standard error", "x teacher"]
+        tables.append((title, columns, _ppl_rows(metrics)))
+    return tables
 
 
 def _stage_rows(metrics: dict[str, Any]) -> list[list[Any]]:
@@ -43,7 +55,9 @@ def _stage_rows(metrics: dict[str, Any]) -> list[list[Any]]:
 
 def _ppl_rows(metrics: dict[str, Any]) -> list[list[Any]]:
     rows = []
-    for name in ("teacher", "copy_only", "student"):
+    for name in ("teacher", "copy_only", "zero_shot", "student"):
+        if f"{name}/perplexity" not in metrics:
+            continue
         value = metrics[f"{name}/perplexity"]
         # The error of a mean log-likelihood is a relative error of its exponential.
         error = value * metrics[f"{name}/nll_stderr"]

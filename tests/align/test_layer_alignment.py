@@ -9,7 +9,7 @@ import torch
 from align_helpers import TEACHERS, Task, settings
 from torch import nn
 
-from tc.align.module import LayerAlignment, parameter_groups
+from tc.align.module import LayerAlignment, groups_of
 from tc.config import Schedule
 from tc.errors import TCError
 from tc.student.mixer import GatedDeltaNet, MixerForm
@@ -24,7 +24,7 @@ def mixer_of(form: MixerForm) -> GatedDeltaNet:
 @pytest.mark.parametrize("form", [MixerForm(), MixerForm(use_gate=False), EVERYTHING])
 def test_weight_decay_is_on_matrices_alone(form: MixerForm) -> None:
     mixer = mixer_of(form)
-    groups = parameter_groups([mixer], settings(weight_decay=0.1))
+    groups = groups_of(torch.nn.ModuleList([mixer]), settings(weight_decay=0.1))
     decay = {id(p): group["weight_decay"] for group in groups for p in group["params"]}
     names = dict(mixer.named_parameters())
     assert sum(len(group["params"]) for group in groups) == len(names) == len(decay)
@@ -36,7 +36,7 @@ def test_weight_decay_is_on_matrices_alone(form: MixerForm) -> None:
 
 def test_two_learning_rates() -> None:
     mixer = mixer_of(EVERYTHING)
-    groups = parameter_groups([mixer], settings(lr_projections=1e-4, lr_dynamics=1e-3))
+    groups = groups_of(torch.nn.ModuleList([mixer]), settings(lr_projections=1e-4, lr_dynamics=1e-3))
     lr = {id(p): group["lr"] for group in groups for p in group["params"]}
     slow = {n for n, p in mixer.named_parameters() if lr[id(p)] == 1e-4}
     assert slow == {f"{n}_proj.{kind}" for n in "qkvo" for kind in ("weight", "bias")}
@@ -45,7 +45,7 @@ def test_two_learning_rates() -> None:
 
 def test_one_learning_rate_loses_no_parameter() -> None:
     mixer = mixer_of(EVERYTHING)
-    groups = parameter_groups([mixer], settings(lr_projections=1e-3, lr_dynamics=1e-3))
+    groups = groups_of(torch.nn.ModuleList([mixer]), settings(lr_projections=1e-3, lr_dynamics=1e-3))
     assert sum(len(group["params"]) for group in groups) == len(list(mixer.parameters()))
 
 

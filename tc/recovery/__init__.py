@@ -1,0 +1,16 @@
+"""Distillation of the whole student: stage 1 layer by layer, stage 2 end to end."""
+
+from tc.recovery.checkpoint import read_weights
+from tc.recovery.processes import global_rank
+from tc.recovery.run import Stage, Stopped, Watch, load_weights, run_stage, student_of
+
+__all__ = [
+    "Stage",
+    "Stopped",
+    "Watch",
+    "global_rank",
+    "load_weights",
+    "read_weights",
+    "run_stage",
+    "student_of",
+]

@@ -1,0 +1,202 @@
+"""Checkpoints: trained weights and optimizer state, whole or in shards, and nothing of the teacher.
+
+A checkpoint is an artifact with one safetensors file a process: `rank_000.safetensors` alone where
+every process holds the same weights, one for each where each holds a shard. A tensor's name is its
+kind (`weight`, `exp_avg`, ...) and the parameter's name in the student. Shards are pieces of the
+first dimension in the order of the ranks, so a reader puts them together, or deals them to another
+number of processes.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+from tc.artifacts import Manifest, find, load_tensors, save_tensors, writing
+from tc.errors import TCError
+
+Parameters = Mapping[str, torch.nn.Parameter]
+"""Trained parameters by their names in the student."""
+
+
+def rank_and_world() -> tuple[int, int]:
+    """This process' number and how many there are; 0 and 1 outside of a process group."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return 0, 1
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """What this process holds of a tensor."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def state_tensors(
+    parameters: Parameters, optimizer: torch.optim.Optimizer | None
+) -> dict[str, torch.Tensor]:
+    """Weights and, where an optimizer is given, its state, by name."""
+    tensors: dict[str, torch.Tensor] = {f"weight/{name}": p for name, p in parameters.items()}
+    if optimizer is not None:
+        for name, parameter in parameters.items():
+            for kind, value in optimizer.state.get(parameter, {}).items():
+                tensors[f"{kind}/{name}"] = value
+    return tensors
+
+
+def write(folder: Path, manifest: Manifest, tensors: dict[str, torch.Tensor]) -> None:
+    """Writes a checkpoint whole or not at all; every process calls it with what it holds.
+
+    Args:
+        folder: its place, on a file system that all processes share.
+        manifest: what it is; `info["world"]`, the number of files, is set here.
+        tensors: of `state_tensors`, the same names on every process.
+
+    Raises:
+        TCError: on every process, if one of them cannot write.
+    """
+    problem: Exception | None = None
+    try:
+        _write(folder, manifest, tensors)
+    except Exception as error:  # whatever it is, the other processes must not wait for this one
+        problem = error
+    failed = agree(problem is not None)
+    if problem is not None:
+        raise problem
+    if failed:
+        raise TCError(f"another process could not write {folder}; its message says why.")
+
+
+def _write(folder: Path, manifest: Manifest, tensors: dict[str, torch.Tensor]) -> None:
+    rank, world = rank_and_world()
+    sharded = any(isinstance(tensor, DTensor) for tensor in tensors.values())
+    manifest.info["world"] = world if sharded else 1
+    with ExitStack() as stack:
+        place = ""
+        problem: Exception | None = None
+        if rank == 0:
+            try:
+                place = str(stack.enter_context(writing(folder, manifest)))
+            except (OSError, TCError) as error:
+                problem = error
+        place = broadcast(place)
+        if place and (sharded or rank == 0):
+            try:
+                mine = {name: local(tensor) for name, tensor in tensors.items()}
+                save_tensors(Path(place) / f"rank_{rank:03d}.safetensors", mine)
+            except Exception as error:
+                problem = error
+        if problem is not None:
+            agree(True)
+            raise problem
+        if agree(not place):
+            raise TCError("another process failed")
+
+
+def agree(flag: bool) -> bool:
+    """Whether any process says so."""
+    if rank_and_world()[1] == 1:
+        return flag
+    value = torch.tensor(int(flag), device=_device())
+    dist.all_reduce(value, dist.ReduceOp.MAX)
+    return bool(value)
+
+
+def broadcast(text: str) -> str:
+    """The text of process 0."""
+    if rank_and_world()[1] == 1:
+        return text
+    box = [text]
+    dist.broadcast_object_list(box, 0)
+    return box[0]
+
+
+def _device() -> torch.device:
+    return torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
+
+
+def read(folder: Path, manifest: Manifest) -> Iterator[tuple[str, str, torch.Tensor]]:
+    """The tensors of a checkpoint, put together: kind, name of the parameter, value."""
+    files = [
+        load_tensors(folder / f"rank_{rank:03d}.safetensors")
+        for rank in range(manifest.info["world"])
+    ]
+    for key, first in files[0].items():
+        kind, _, name = key.partition("/")
+        whole = len(files) == 1 or first.dim() == 0
+        yield kind, name, first if whole else torch.cat([file[key] for file in files])
+
+
+def read_weights(folder: Path, manifest: Manifest) -> dict[str, torch.Tensor]:
+    """The trained weights of a checkpoint by their names in the student."""
+    return {name: value for kind, name, value in read(folder, manifest) if kind == "weight"}
+
+
+@torch.no_grad()
+def restore_optimizer(
+    folder: Path, manifest: Manifest, parameters: Parameters, optimizer: torch.optim.Optimizer
+) -> None:
+    """Gives an optimizer the state that a checkpoint holds, or this process' share of it."""
+    for kind, name, value in read(folder, manifest):
+        if kind == "weight":
+            continue
+        parameter = parameters[name]
+        optimizer.state[parameter][kind] = _like(parameter, value)
+
+
+def _like(parameter: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """A whole state tensor as a parameter's state is held: where it is, and in its shards."""
+    if value.dim() == 0:
+        return value.clone()  # a count of steps, which torch keeps on the CPU
+    if not isinstance(parameter, DTensor):
+        return value.to(parameter.device)
+    fresh: Any = torch.zeros_like(parameter)
+    rank, world = rank_and_world()
+    pieces = value.chunk(world)
+    if rank < len(pieces):
+        fresh.to_local().copy_(pieces[rank])
+    return fresh
+
+
+Found = tuple[Path, Manifest]
+"""A checkpoint's folder and its manifest."""
+
+
+def latest(folder: Path, wanted: Manifest, say: Callable[[str], None]) -> Found | None:
+    """The newest good checkpoint of a training run, or None.
+
+    Args:
+        folder: that holds `step_*` folders.
+        wanted: kind and making that a checkpoint must have.
+        say: told of each one that is damaged or of another making, and passed over.
+    """
+    for path in sorted(folder.glob("step_*"), reverse=True):
+        try:
+            found = find(path, wanted)
+        except TCError as error:
+            say(f"{error} Taking the checkpoint before it.")
+            continue
+        if found is None:
+            say(f"{path} is no checkpoint: it has no manifest. Taking the one before it.")
+            continue
+        return path, found
+    return None
+
+
+def discard(folder: Path, keep: int) -> None:
+    """Removes all but the newest checkpoints; only the first process does."""
+    checkpoints = sorted(folder.glob("step_*"))
+    if rank_and_world()[0] == 0:
+        for path in checkpoints[: len(checkpoints) - keep]:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def trained(student: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+    """The parameters of a student that are trained, by name."""
+    return {name: p for name, p in student.named_parameters() if p.requires_grad}

@@ -1,0 +1,163 @@
+"""The Lightning module of both stages: optimizer, schedule, and the guard of a step."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.utils.data import DataLoader
+
+from tc.config import NonFinite, RecoveryConfig, RecoveryStageConfig
+from tc.data import RankedSequences, TrainingTokens, steps_of
+from tc.errors import TCError
+from tc.optim import MuonAdamW, parameter_groups, rate_factor
+from tc.recovery.checkpoint import rank_and_world, trained
+from tc.recovery.model import Distillation
+
+MOST_SKIPS = 10
+"""So many steps in a row may be skipped before the run stops."""
+
+
+class Recovery(L.LightningModule):
+    """Trains a student to be like its teacher.
+
+    Args:
+        distillation: teacher and student.
+        name: of the stage, for messages.
+        stage: lengths, rates and the rest.
+        cfg: what a step that is not finite does.
+        start: steps that were done before.
+        data: the file of the training sequences, and the seed of their order.
+
+    Attributes:
+        losses: of the last optimizer step, means over its micro-batches.
+        norm: of the last step's gradient before clipping.
+        rate: its first learning rate.
+        skipped: steps that were skipped.
+        problem: what was wrong with the last step, or None.
+    """
+
+    def __init__(
+        self,
+        distillation: Distillation,
+        name: str,
+        stage: RecoveryStageConfig,
+        cfg: RecoveryConfig,
+        start: int,
+        data: tuple[Path, int],
+    ) -> None:
+        super().__init__()
+        self.distillation, self.stage, self.cfg = distillation, stage, cfg
+        self.stage_name, self.start, self._data = name, start, data
+        self.losses: dict[str, float] = {}
+        self.norm = self.rate = math.nan
+        self.problem: str | None = None
+        self.skipped, self._skips_in_a_row = 0, 0
+        self._parts: list[dict[str, torch.Tensor]] = []
+
+    @property
+    def tokens_of_a_step(self) -> int:
+        """Over all devices."""
+        return self.stage.batch_sequences * self.stage.sequence_length
+
+    def configure_model(self) -> None:
+        """Under FSDP: deals every layer of both models, and what is around them, to the devices."""
+        if self.device_mesh is None or isinstance(next(self.parameters()), DTensor):
+            return
+        mesh = self.device_mesh["data_parallel"]
+        for mixer in self.distillation.mixers.values():
+            fully_shard(mixer, mesh=mesh)
+        for model in (self.distillation.teacher, self.distillation.student):
+            for layer in model.model.layers:
+                fully_shard(layer, mesh=mesh)
+        fully_shard(self.distillation, mesh=mesh)
+
+    def train_dataloader(self) -> DataLoader:
+        """This process' share of the sequences that are left."""
+        rank, world = rank_and_world()
+        data, batch = TrainingTokens(self._data[0]), self.stage.batch_sequences
+        sampler = RankedSequences(len(data), batch, rank, world, self._data[1], self.start)
+        return DataLoader(data, self.stage.micro_sequences or batch // world, sampler=sampler)
+
+    def configure_optimizers(self) -> Any:
+        """Mixers and the rest with their own rates; a schedule in tokens."""
+        stage, mixers = self.stage, {id(p) for m in self._mixers for p in m.parameters()}
+        parameters = trained(self.distillation.student)
+
+        def rate(name: str) -> float:
+            if id(parameters[name]) in mixers:
+                return stage.lr_mixers
+            lr: float = getattr(stage, "lr_rest", 0.0)
+            return lr
+
+        groups = parameter_groups(parameters.items(), stage.optimizer, stage.weight_decay, rate)
+        optimizer = MuonAdamW(groups)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, self._factor)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    @property
+    def _mixers(self) -> list[torch.nn.Module]:
+        return list(self.distillation.mixers.values())
+
+    def _factor(self, step: int) -> float:
+        size, stage = self.tokens_of_a_step, self.stage
+        total = steps_of(stage) * size
+        done = (self.start + step) * size
+        return rate_factor(
+            stage.schedule, done, total, stage.warmup_tokens, stage.decay_share, size
+        )
+
+    def training_step(self, batch: tuple[torch.Tensor, torch.Tensor], _: int) -> torch.Tensor:
+        """The loss of a micro-batch of (ids, positions), both `[B, T]`."""
+        found = self.distillation(*batch)
+        self._parts.append({name: value.detach() for name, value in found.items()})
+        loss = found["loss"]
+        # An infinite loss may have a finite gradient; made NaN, it is seen by every process.
+        return loss * torch.where(loss.isfinite(), 1.0, math.nan)
+
+    def configure_gradient_clipping(
+        self, optimizer: Any, gradient_clip_val: Any = None, gradient_clip_algorithm: Any = None
+    ) -> None:
+        """Clips the gradient of a step, and takes it away where it is not finite.
+
+        Raises:
+            TCError: where a step is not finite and `non_finite=stop`, or for too many in a row.
+        """
+        names = self._parts[0]
+        self.losses = {
+            name: float(torch.stack([part[name] for part in self._parts]).mean()) for name in names
+        }
+        self._parts.clear()
+        self.rate, self.problem = optimizer.param_groups[0]["lr"], None
+        parameters = trained(self.distillation.student)
+        limit = self.stage.gradient_clip or math.inf
+        norm = torch.nn.utils.clip_grad_norm_(list(parameters.values()), limit)
+        self.norm = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+        if math.isfinite(self.norm):
+            self._skips_in_a_row = 0
+            return
+        self._skips_in_a_row += 1
+        self.skipped += 1
+        self.problem = self._what_is_wrong()
+        for parameter in parameters.values():
+            parameter.grad = None
+        if self.cfg.non_finite is NonFinite.stop or self._skips_in_a_row >= MOST_SKIPS:
+            raise TCError(self.problem)
+
+    def _what_is_wrong(self) -> str:
+        bad = [name for name, value in self.losses.items() if not math.isfinite(value)]
+        # Clipping by a norm that is NaN has made every gradient NaN; an infinite norm, zero or NaN.
+        where = f"{', '.join(bad)}" if bad else "the gradient alone"
+        step = self.start + self.global_step
+        row = f", {self._skips_in_a_row} steps in a row" if self._skips_in_a_row > 1 else ""
+        return (
+            f"recovery.{self.stage_name}: not finite at step {step}{row}: {where}. The last "
+            f"checkpoint is intact. Try a smaller recovery.{self.stage_name}.lr_mixers"
+            " or a longer warmup_tokens"
+            + (", or recovery.non_finite=skip." if self.cfg.non_finite is NonFinite.stop else ".")
+        )

@@ -1,0 +1,412 @@
+"""One stage of recovery, from its last checkpoint to its end."""
+
+from __future__ import annotations
+
+import copy
+import math
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.plugins.environments import LightningEnvironment, SLURMEnvironment
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
+from transformers import PreTrainedModel
+
+from tc.artifacts import Manifest
+from tc.config import Precision, RecoveryConfig, RecoveryStageConfig, Strategy, TrainerConfig
+from tc.data import Packed, steps_of
+from tc.meter import Meter
+from tc.quiet import quiet_lightning
+from tc.recovery.checkpoint import (
+    Found,
+    agree,
+    discard,
+    latest,
+    read_weights,
+    restore_optimizer,
+    state_tensors,
+    trained,
+    write,
+)
+from tc.recovery.health import watching
+from tc.recovery.model import Distillation
+from tc.recovery.module import Recovery
+from tc.student.hybrid import build_student
+from tc.student.mixer import GatedDeltaNet
+
+STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+"""What a scheduler sends before it takes a machine away, and Ctrl-C."""
+
+POINTS = 500
+"""So many points of the loss curve are kept at most."""
+
+
+class Stopped(KeyboardInterrupt):
+    """A signal came; a checkpoint was written, and the same command goes on from there."""
+
+
+@dataclass
+class Watch:
+    """What a stage tells while it runs.
+
+    Attributes:
+        tokens: told how many tokens each step has trained on, and at first how many were done.
+        point: told each point of the curves: step, and values by name.
+        say: told what a person should know.
+    """
+
+    tokens: Callable[[int], None] = lambda tokens: None
+    point: Callable[[int, dict[str, float]], None] = lambda step, values: None
+    say: Callable[[str], None] = lambda text: None
+
+
+@dataclass
+class Stage:
+    """What is trained, on what, and where it is kept.
+
+    Attributes:
+        name: `stage1` or `stage2`.
+        manifest: kind and making of the finished stage; checkpoints have the same making.
+        folder: of its checkpoints.
+        training: training sequences.
+        validation: packed sequences that perplexity is measured on.
+        seed: of the order of the training sequences.
+    """
+
+    name: str
+    manifest: Manifest
+    folder: Path
+    training: Path
+    validation: Packed
+    seed: int
+
+    @property
+    def checkpoint(self) -> Manifest:
+        """A fresh manifest for a checkpoint."""
+        return Manifest(f"checkpoint of {self.name}", self.manifest.made_by)
+
+
+def student_of(
+    teacher: PreTrainedModel, mixers: dict[int, GatedDeltaNet], cfg: RecoveryConfig, name: str
+) -> PreTrainedModel:
+    """A student whose trained parameters are its own, in float32, and require a gradient.
+
+    What is not trained stays the teacher's memory: nothing is held twice.
+
+    Args:
+        teacher: stays as it is.
+        mixers: in float32.
+        cfg: stage 2 with `lr_rest` above 0 trains the rest too.
+        name: of the stage.
+    """
+    exact = {layer: copy.deepcopy(mixer) for layer, mixer in mixers.items()}
+    student = build_student(teacher, copy.deepcopy(mixers), {})
+    for layer, mixer in exact.items():
+        student.model.layers[layer].self_attn = mixer.float().requires_grad_(True)
+    if name == "stage2" and cfg.stage2.lr_rest > 0:
+        own_all(student)
+        for parameter in student.parameters():
+            parameter.data = parameter.data.float()
+            parameter.requires_grad_(True)
+    return student
+
+
+def own_all(student: PreTrainedModel) -> None:
+    """Gives a student copies of every weight that it shares with its teacher."""
+    shared: dict[int, torch.nn.Parameter] = {}
+    mixers = {id(p) for mixer in student.mixers.values() for p in mixer.parameters()}
+    for module in student.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            if id(parameter) in mixers:
+                continue
+            fresh = shared.setdefault(
+                id(parameter),
+                torch.nn.Parameter(parameter.detach().clone(), parameter.requires_grad),
+            )
+            setattr(module, name, fresh)
+
+
+def run_stage(
+    teacher: PreTrainedModel,
+    student: PreTrainedModel,
+    stage: Stage,
+    cfg: RecoveryConfig,
+    trainer: TrainerConfig,
+    on_gpu: bool,
+    watch: Watch,
+) -> Manifest:
+    """Trains a student, and writes what was trained to `stage.folder / "done"`.
+
+    Args:
+        teacher: in evaluation mode.
+        student: of `student_of`; trained in place, and of no more use where it was sharded.
+        stage: what on, and where.
+        cfg: the recipe.
+        trainer: devices, strategy and precision.
+        on_gpu: whether there is one and it is wanted.
+        watch: who is told what.
+
+    Returns:
+        The manifest of the finished stage: `info["history"]` has its curves.
+
+    Raises:
+        TCError: if the loss stays not finite, or a checkpoint cannot be written.
+        Stopped: by a signal, after a checkpoint.
+    """
+    own = cfg.stages[stage.name]
+    found = latest(stage.folder, stage.checkpoint, watch.say)
+    start = 0 if found is None else found[1].info["step"]
+    if found is not None:
+        load_weights(student, read_weights(*found))
+        watch.say(f"recovery {stage.name} continues at step {start} of {steps_of(own)}")
+    if trainer.strategy is Strategy.fsdp:
+        own_all(student)  # teacher and student are sharded apart
+    terms = cfg.stage2 if stage.name == "stage2" else None
+    both = Distillation(teacher, student, terms, cfg.kl_backend, cfg.activation_checkpointing)
+    module = Recovery(both, stage.name, own, cfg, start, (stage.training, stage.seed))
+    conductor = Conductor(stage, cfg, found, watch)
+    conductor.replay(module)
+    with quiet_lightning(), conductor.listening(), conductor.meter:
+        make_trainer(trainer, on_gpu, own, steps_of(own) - start, conductor).fit(module)
+    student.requires_grad_(False)
+    if conductor.stopped:
+        raise Stopped
+    return conductor.done
+
+
+@torch.no_grad()
+def load_weights(student: PreTrainedModel, weights: dict[str, torch.Tensor]) -> None:
+    """Puts trained weights into a student, by name."""
+    parameters = dict(student.named_parameters())
+    for name, value in weights.items():
+        parameters[name].copy_(value)
+
+
+def make_trainer(
+    cfg: TrainerConfig,
+    on_gpu: bool,
+    stage: RecoveryStageConfig,
+    steps: int,
+    conductor: L.Callback,
+) -> L.Trainer:
+    """A trainer without Lightning's own checkpoints, bars and samplers."""
+    world = cfg.devices * cfg.nodes
+    backend = None if on_gpu else "gloo"
+    strategies: dict[Strategy, Callable[[], Any]] = {
+        Strategy.single: lambda: "auto",
+        Strategy.ddp: lambda: DDPStrategy(process_group_backend=backend),
+        Strategy.fsdp: lambda: ModelParallelStrategy(world, 1, process_group_backend=backend),
+    }
+    micro = stage.micro_sequences or stage.batch_sequences // world
+    precisions: dict[Precision, Any] = {
+        Precision.float32: "32-true",
+        Precision.bfloat16: "bf16-mixed",
+    }
+    return L.Trainer(
+        accelerator="gpu" if on_gpu else "cpu",
+        strategy=strategies[cfg.strategy](),
+        devices=cfg.devices,
+        num_nodes=cfg.nodes,
+        precision=precisions[cfg.precision],
+        accumulate_grad_batches=stage.batch_sequences // (world * micro),
+        max_steps=steps,
+        max_epochs=1,
+        min_epochs=0,
+        callbacks=[conductor],
+        plugins=_environment(cfg),
+        use_distributed_sampler=False,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+
+
+def _environment(cfg: TrainerConfig) -> list[Any]:
+    """Who starts the processes; and that Lightning requeues no job, for this room saves it."""
+    if cfg.strategy is Strategy.single:
+        return [LightningEnvironment()]
+    return [SLURMEnvironment(auto_requeue=False)] if SLURMEnvironment.detect() else []
+
+
+class Conductor(L.Callback):
+    """What happens between the steps: curves, validation, checkpoints, signals.
+
+    Args:
+        stage: what is trained, and where it is kept.
+        cfg: how often.
+        found: the checkpoint that is gone on from, or None.
+        watch: who is told what.
+
+    Attributes:
+        stopped: whether a signal ended the stage early.
+        done: the manifest of the finished stage.
+        history: every point of the curves so far.
+    """
+
+    def __init__(
+        self, stage: Stage, cfg: RecoveryConfig, found: Found | None, watch: Watch
+    ) -> None:
+        self.stage, self.cfg, self.found, self.watch = stage, cfg, found, watch
+        self.history: list[dict[str, Any]] = [] if found is None else found[1].info["history"]
+        self.stopped, self.meter = False, Meter()
+        self._before = {} if found is None else found[1].info
+        self.done = stage.manifest
+        own = cfg.stages[stage.name]
+        self._total = steps_of(own)
+        self._looks = milestones(self._total, cfg.validations)
+        size = own.batch_sequences * own.sequence_length
+        self._size, self._interval = size, max(1, cfg.checkpoint_tokens // size)
+        self._signal: int | None = None
+        self._clock = 0.0
+
+    def replay(self, module: Recovery) -> None:
+        """Tells what was done before."""
+        self.watch.tokens(module.start * self._size)
+        for point in self.history:
+            self._tell(point)
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Keeps signals for the next step's end; a second one stops at once."""
+        before = {number: signal.getsignal(number) for number in STOPPING}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self._signal is not None:
+            signal.default_int_handler(number, frame)
+        self._signal = number
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Takes up the optimizer's state and the signals, and measures the start."""
+        assert isinstance(pl_module, Recovery)
+        for number in STOPPING:  # now, because Lightning has just put its own in their place
+            signal.signal(number, self._on_signal)
+        both = pl_module.distillation
+        both.eval()
+        if self.cfg.activation_checkpointing and self.stage.name == "stage2":
+            both.student.gradient_checkpointing_enable({"use_reentrant": False})
+            both.student.train()  # which is where `transformers` recomputes
+        if self.found is not None:
+            parameters = trained(both.student)
+            restore_optimizer(*self.found, parameters, trainer.optimizers[0])
+        if not self.history:
+            self._validate(pl_module, 0)
+        self._clock = time.perf_counter()
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, *_: object
+    ) -> None:
+        """After an optimizer step: a point of the curve, and what is due."""
+        module = pl_module
+        assert isinstance(module, Recovery)
+        if trainer.fit_loop._should_accumulate():
+            return
+        step = module.start + trainer.global_step
+        self.watch.tokens(self._size)
+        if module.problem:
+            self.watch.say(f"skipped a step: {module.problem}")
+        self._point(module, step)
+        last = step == self._total
+        if step in self._looks or last:
+            self._validate(module, step)
+        if last:
+            self._save(trainer, module, step)
+        elif agree(self._signal is not None):
+            self.watch.say(f"signal {self._signal or ''}: saving a checkpoint at step {step}")
+            self._save(trainer, module, step)
+            self.stopped = trainer.should_stop = True
+        elif step % self._interval == 0:
+            self._save(trainer, module, step)
+        self._clock = time.perf_counter()
+
+    def _point(self, module: Recovery, step: int) -> None:
+        if step % max(1, self._total // POINTS) and step != self._total:
+            return
+        seconds = time.perf_counter() - self._clock
+        self._add(
+            step,
+            {
+                **module.losses,
+                "gradient_norm": module.norm,
+                "learning_rate": module.rate,
+                "skipped_steps": module.skipped,
+                "tokens_per_second": self._size / seconds,
+            },
+        )
+
+    def _add(self, step: int, values: dict[str, float]) -> None:
+        point = {"step": step, "tokens": step * self._size, **values}
+        self.history.append(point)
+        self._tell(point)
+
+    def _tell(self, point: dict[str, Any]) -> None:
+        self.watch.point(point["step"], {k: v for k, v in point.items() if k != "step"})
+
+    @torch.no_grad()
+    def _validate(self, module: Recovery, step: int) -> None:
+        """Perplexity of both on the validation tokens, and the health of the recurrences."""
+        both, packed = module.distillation, self.stage.validation
+        was_training = both.student.training
+        both.student.eval()
+        sums = {"teacher": 0.0, "student": 0.0, "tokens": 0.0}
+        with watching(both.mixers) as health:
+            for ids, positions in zip(
+                packed.input_ids.split(1), packed.position_ids.split(1), strict=True
+            ):
+                with module.trainer.precision_plugin.forward_context():
+                    found = both(ids.to(module.device), positions.to(module.device), "nll")
+                for name, value in found.items():
+                    sums[name] += float(value)
+        both.student.train(was_training)
+        ppl = {name: math.exp(sums[name] / sums["tokens"]) for name in ("teacher", "student")}
+        values = {
+            "perplexity": ppl["student"],
+            "perplexity_over_teacher": ppl["student"] / ppl["teacher"],
+        }
+        for layer, facts in health.items():
+            values |= {f"health/{name}/layer_{layer}": value for name, value in facts.items()}
+        self._add(step, values)
+        self.watch.say(
+            f"recovery {self.stage.name}: {step * self._size:,} tokens, validation perplexity "
+            f"{ppl['student']:,.2f} ({ppl['student'] / ppl['teacher']:.3f} x teacher)"
+        )
+
+    def _save(self, trainer: L.Trainer, module: Recovery, step: int) -> None:
+        parameters = trained(module.distillation.student)
+        facts = self.meter.facts()
+        info = {
+            "step": step,
+            "history": self.history,
+            "skipped": module.skipped,
+            "seconds": round(self._before.get("seconds", 0) + facts["seconds"], 3),
+            "peak_rss_bytes": max(self._before.get("peak_rss_bytes", 0), facts["peak_rss_bytes"]),
+        }
+        if step == self._total:
+            self.done.info.update(info)
+            write(self.stage.folder / "done", self.done, state_tensors(parameters, None))
+            discard(self.stage.folder, keep=0)
+            return
+        manifest = self.stage.checkpoint
+        manifest.info.update(info)
+        tensors = state_tensors(parameters, trainer.optimizers[0])
+        write(self.stage.folder / f"step_{step:07d}", manifest, tensors)
+        discard(self.stage.folder, self.cfg.keep_checkpoints)
+
+
+def milestones(total: int, looks: int) -> set[int]:
+    """Steps from 1 to the total, log spaced."""
+    if looks < 1:
+        return set()
+    return {round(total ** (i / looks)) for i in range(looks + 1)}

@@ -186,6 +186,7 @@ class GeometryConfig:
     num_attention_heads: int = MISSING
     num_key_value_heads: int = MISSING
     head_dim: int = MISSING
+    vocab_size: int = MISSING
     parameters: int = MISSING
 
 

@@ -7,7 +7,7 @@ import hashlib
 import logging
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import cached_property, partial
@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig, OmegaConf
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -28,6 +29,8 @@ from tc.artifacts import (
     forget_unused,
     hash_of,
     load_tensors,
+    read_manifest,
+    replacing,
     require_space,
     save_tensors,
     touch,
@@ -137,7 +140,6 @@ class Pipeline:
         self.device = torch.device("cuda" if _use_gpu(config) else "cpu")
         if config.trainer.threads:
             torch.set_num_threads(config.trainer.threads)
-        self.logger = None if rank else make_logger(config.logger, folder.path, facts)
         _seed_everything(config.seed)
 
     def run(self) -> float | None:
@@ -175,6 +177,13 @@ class Pipeline:
             teacher.model.to(self.device)
         self._count("teacher", meter.facts())
         return teacher
+
+    @cached_property
+    def logger(self) -> Logger | None:
+        """Where curves go; nowhere in any process but the first."""
+        if self.rank:
+            return None
+        return make_logger(self.config.logger, self.folder.path, self.facts)
 
     @cached_property
     def converted(self) -> list[int]:
@@ -681,16 +690,43 @@ class Pipeline:
         """Puts what was made into the teacher's model and saves it as a Hugging Face folder."""
 
         def make(fresh: Path) -> dict[str, Any]:
-            student = self.zero_shot()
-            for name in self.config.recovery.stages:
-                load_weights(student, self._recovered_weights(name))
-            size = sum(p.numel() * p.element_size() for p in student.parameters())
-            require_space(fresh, size, "saving the student")
-            student.save_pretrained(fresh)
-            self.teacher.tokenizer.save_pretrained(fresh)
-            return {"parameters": student.num_parameters()}
+            return self._save(self._recovered(self.config.recovery.stages), fresh)
 
         self._stage("student", self.path("student"), self._student_made_by, make)
+
+    def _recovered(self, stages: Iterable[str]) -> PreTrainedModel:
+        """The student with what some stages of recovery have trained."""
+        student = self.zero_shot()
+        for name in stages:
+            load_weights(student, self._recovered_weights(name))
+        return student
+
+    def _save(self, student: PreTrainedModel, folder: Path) -> dict[str, Any]:
+        size = sum(p.numel() * p.element_size() for p in student.parameters())
+        require_space(folder, size, "saving the student")
+        student.save_pretrained(folder)
+        self.teacher.tokenizer.save_pretrained(folder)
+        return {"parameters": student.num_parameters()}
+
+    def save_checkpoint_as_student(self, checkpoint: Path, output: Path) -> None:
+        """Makes a Hugging Face folder of a checkpoint of this run, sharded or not.
+
+        Raises:
+            TCError: if it is none, is damaged, or is another run's; if there is something at
+                `output`.
+        """
+        found = read_manifest(checkpoint)
+        name = found.kind.split()[-1] if found else ""
+        if found is None or name not in self.config.recovery.stages:
+            raise TCError(f"{checkpoint} is no checkpoint of a recovery of {self.folder.path}.")
+        find(checkpoint, Manifest(found.kind, self._recovered_made_by(name)))
+        if output.exists():
+            raise TCError(f"{output} exists; give a folder that does not.")
+        student = self._recovered(self._stages_before(name))
+        load_weights(student, read_weights(checkpoint, found))
+        with replacing(output) as fresh:
+            fresh.mkdir()
+            self._save(student, fresh)
 
     def _assemble(self, mixers: dict[int, GatedDeltaNet]) -> PreTrainedModel:
         provenance = {

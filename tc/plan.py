@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
-from tc.config import Accelerator, Config, GeometryConfig
+from tc.config import Accelerator, Config, GeometryConfig, Precision, Strategy
 from tc.init import needs_activations
 from tc.policy import converted_layers, kept_layers
+from tc.recovery import KL_ROWS
 from tc.student.mixer import GatedDeltaNet, MixerForm
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -28,7 +29,8 @@ class Plan:
         converted: layers that become Gated DeltaNet.
         mixer_parameters: of one mixer, in FLA's form.
         student_parameters: of the whole student.
-        memory_bytes: estimated peak.
+        memory_bytes: estimated peak of the stages that use one device.
+        recovery_bytes: estimated peak of recovery on each device, or None without one.
         disk_bytes: estimated size of what is written.
         flops: estimated arithmetic.
         seconds: estimated wall time at the speed of this machine's matrix products, or None where
@@ -41,6 +43,7 @@ class Plan:
     mixer_parameters: int
     student_parameters: int
     memory_bytes: int
+    recovery_bytes: int | None
     disk_bytes: int
     flops: float
     seconds: float | None
@@ -60,6 +63,7 @@ def make_plan(config: Config, geometry: GeometryConfig) -> Plan:
         mixer_parameters=mixer,
         student_parameters=student,
         memory_bytes=_memory(config, geometry, student, mixer),
+        recovery_bytes=recovery_memory(config, geometry, len(converted) * mixer),
         disk_bytes=_disk(config, geometry, student, len(converted) * mixer),
         flops=flops,
         seconds=None if rate is None else flops / rate,
@@ -124,6 +128,49 @@ def _memory(config: Config, geometry: GeometryConfig, student: int, mixer: int) 
     return PROGRAM_BYTES + teacher + max(stages)
 
 
+TRAINED_BYTES = 16
+"""Of a trained parameter: itself, its gradient and AdamW's two moments, in float32."""
+
+WIDTHS = 40
+"""Numbers a token and layer that the backward pass keeps, in multiples of the model's width."""
+
+
+def recovery_memory(config: Config, geometry: GeometryConfig, mixers: int) -> int | None:
+    """What recovery holds on each device at its peak: the larger of its stages.
+
+    Args:
+        config: strategy, devices, precision and the recipe.
+        geometry: of the teacher.
+        mixers: parameters of all mixers.
+    """
+    trainer, recovery = config.trainer, config.recovery
+    world = trainer.devices * trainer.nodes
+    shards = world if trainer.strategy is Strategy.fsdp else 1
+    size = BYTES[config.teacher.dtype.value]
+    width = 2 if trainer.precision is Precision.bfloat16 else 4
+    layers, hidden = geometry.num_hidden_layers, geometry.hidden_size
+    tables = 2 * geometry.vocab_size * hidden  # embeddings and head, which FSDP keeps whole
+    stages = []
+    for name, stage in recovery.stages.items():
+        rest = name == "stage2" and recovery.stage2.lr_rest > 0
+        trained = mixers + (geometry.parameters if rest else 0)
+        # Frozen weights are the teacher's own memory, but for FSDP, which holds them twice.
+        frozen = geometry.parameters * size * (2 if shards > 1 and not rest else 1)
+        weights = (TRAINED_BYTES * trained + frozen) // shards
+        if shards > 1:  # the layer at work and the one that is fetched meanwhile, of both models
+            weights += (size + 4) * (tables + 2 * geometry.parameters // layers)
+        tokens = stage.sequence_length * (
+            stage.micro_sequences or -(-stage.batch_sequences // world)
+        )
+        kept = WIDTHS if not recovery.activation_checkpointing else 1
+        activations = width * tokens * hidden * (layers * kept + WIDTHS)
+        logits = 4 * 4 * KL_ROWS * geometry.vocab_size if name == "stage2" else 0
+        stages.append(weights + activations + logits)
+    on_gpu = trainer.accelerator is Accelerator.gpu or trainer.strategy is not Strategy.single
+    program = 0 if on_gpu and trainer.accelerator is not Accelerator.cpu else PROGRAM_BYTES
+    return program + max(stages) if stages else None
+
+
 def _disk(config: Config, geometry: GeometryConfig, student: int, mixers: int) -> int:
     size = BYTES[config.teacher.dtype.value]
     width = geometry.hidden_size + _context(geometry)
@@ -135,9 +182,9 @@ def _disk(config: Config, geometry: GeometryConfig, student: int, mixers: int) -
 def _flops(config: Config, geometry: GeometryConfig, converted: int, mixer: int) -> float:
     """Multiply-adds count twice; attention scores and the recurrence are left out."""
     align, data = config.align, config.data
-    evaluate = 3 * 2 * geometry.parameters * config.eval.tokens
+    evaluate = (3 + bool(config.recovery.stages)) * 2 * geometry.parameters * config.eval.tokens
     if not needs_activations(config.init):
-        return float(evaluate)
+        return float(evaluate + _recovery_flops(config, geometry))
     calibrate = 2 * geometry.parameters * _tokens(config)
     passes = 3 * _tokens(config)  # gate, features for the read-out, the error
     gram = 2 * _context(geometry) * (_context(geometry) + geometry.hidden_size) * _tokens(config)
@@ -150,7 +197,19 @@ def _flops(config: Config, geometry: GeometryConfig, converted: int, mixer: int)
     block_checks = (align.block_steps // align.check_every + 2) * data.selection_tokens
     # The stream goes once through all layers; a step needs no gradient of the teacher's weights.
     blocks = calibrate + layers * (2.5 * block_steps + block_checks) if _has_blocks(config) else 0
-    return float(evaluate + calibrate + initialise + train + blocks)
+    return float(
+        evaluate + calibrate + initialise + train + blocks + _recovery_flops(config, geometry)
+    )
+
+
+def _recovery_flops(config: Config, geometry: GeometryConfig) -> float:
+    """Teacher forward, and student forward and backward; half of the latter for frozen weights."""
+    total = 0.0
+    for name, stage in config.recovery.stages.items():
+        backward = 2.0 if name == "stage2" and config.recovery.stage2.lr_rest > 0 else 1.2
+        looks = (config.recovery.validations + 2) * 2 * config.recovery.validation_tokens
+        total += 2 * geometry.parameters * ((2 + backward) * stage.tokens + looks)
+    return total
 
 
 def matmul_rate(config: Config) -> float | None:

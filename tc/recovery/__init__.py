@@ -1,10 +1,12 @@
 """Distillation of the whole student: stage 1 layer by layer, stage 2 end to end."""
 
 from tc.recovery.checkpoint import read_weights
+from tc.recovery.losses import ROWS as KL_ROWS
 from tc.recovery.processes import global_rank
 from tc.recovery.run import Stage, Stopped, Watch, load_weights, run_stage, student_of
 
 __all__ = [
+    "KL_ROWS",
     "Stage",
     "Stopped",
     "Watch",

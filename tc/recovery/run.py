@@ -183,7 +183,10 @@ def run_stage(
 
 @torch.no_grad()
 def load_weights(student: PreTrainedModel, weights: dict[str, torch.Tensor]) -> None:
-    """Puts trained weights into a student, by name."""
+    """Puts trained weights into a student, by name; the teacher's memory stays as it is."""
+    mixers = tuple(f"model.layers.{layer}.self_attn." for layer in student.mixers)
+    if not all(name.startswith(mixers) for name in weights):
+        own_all(student)
     parameters = dict(student.named_parameters())
     for name, value in weights.items():
         parameters[name].copy_(value)

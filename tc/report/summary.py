@@ -87,11 +87,18 @@ def show_plan(yaml: str, plan: Plan) -> None:
         ["student parameters", f"{plan.student_parameters:,}"],
         ["parameters of a mixer", f"{plan.mixer_parameters:,}"],
         ["memory", f"about {ui.size(plan.memory_bytes)}"],
+        *_recovery_row(plan),
         ["disk", f"about {ui.size(plan.disk_bytes)}"],
         ["arithmetic", f"about {plan.flops:.2g} floating-point operations"],
         ["time on this machine", seconds],
     ]
     ui.table("plan (nothing was loaded or written)", ["", "value"], rows)
+
+
+def _recovery_row(plan: Plan) -> list[list[str]]:
+    if plan.recovery_bytes is None:
+        return []
+    return [["memory of recovery, each device", f"about {ui.size(plan.recovery_bytes)}"]]
 
 
 def _listed(layers: list[int]) -> str:

@@ -26,6 +26,7 @@ def geometry_of(config: PreTrainedConfig, parameters: int) -> GeometryConfig:
         num_attention_heads=heads,
         num_key_value_heads=getattr(config, "num_key_value_heads", None) or heads,
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        vocab_size=config.vocab_size,
         parameters=parameters,
     )
 

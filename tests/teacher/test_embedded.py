@@ -32,7 +32,7 @@ def test_package_is_not_imported(embedded) -> None:
 
 
 def test_sizes(embedded) -> None:
-    sizes = GeometryConfig(30, 576, 9, 3, 64, 134515008)
+    sizes = GeometryConfig(30, 576, 9, 3, 64, 49152, 134515008)
     assert embedded.geometry == sizes == read_geometry(CFG)
     assert embedded.identity == {
         "gguf_sha256": CFG.sha256,

@@ -145,7 +145,7 @@ def test_refused_before_weights_are_read(saved, tmp_path, monkeypatch) -> None:
         AutoModelForCausalLM, "from_pretrained", lambda *a, **k: pytest.fail("read")
     )
     with pytest.raises(TCError, match="head_dim is 1, but the teacher has 24"):
-        load_teacher(hf(folder, geometry=GeometryConfig(2, 64, 4, 2, 1, 9)), tmp_path)
+        load_teacher(hf(folder, geometry=GeometryConfig(2, 64, 4, 2, 1, 256, 9)), tmp_path)
     fields = json.loads((folder / "config.json").read_text())
     fields |= {"model_type": "mistral", "sliding_window": 16}
     (folder / "config.json").write_text(json.dumps(fields))

@@ -37,7 +37,15 @@ from tc.artifacts import (
     writing,
 )
 from tc.check import require_layers, validate
-from tc.config import TIMED, Accelerator, Config, Strategy, science, typed
+from tc.config import (
+    TIMED,
+    Accelerator,
+    Config,
+    RecoveryStageConfig,
+    Strategy,
+    science,
+    typed,
+)
 from tc.curves import log_table, make_logger
 from tc.data import (
     Packed,
@@ -269,14 +277,14 @@ class Pipeline:
         for name, value in manifest.info.items():
             if name.endswith("_tokens"):
                 self.metrics[name] = value
-        if self.config.recovery.stages:
+        if self._stages_of_recovery:
             self.training_text()
 
     @cached_property
     def _training_made_by(self) -> dict[str, Any]:
         lengths = {
             name: [sequences_wanted(stage), stage.sequence_length]
-            for name, stage in self.config.recovery.stages.items()
+            for name, stage in self._stages_of_recovery.items()
         }
         return {
             **{k: v for k, v in self._data_made_by.items() if not k.startswith("eval.")},
@@ -571,16 +579,19 @@ class Pipeline:
 
     # ---- recover ---------------------------------------------------------------------------------
 
+    @property
+    def _stages_of_recovery(self) -> dict[str, RecoveryStageConfig]:
+        """The stages that have something to train: none where no layer is converted."""
+        return self.config.recovery.stages if self.converted else {}
+
     def _recovered_made_by(self, name: str) -> dict[str, Any]:
         """What a stage of recovery is made by: the stages before it, its recipe, its text."""
-        cfg = self.config.recovery
-        names = list(cfg.stages)
         own = {
             key: value
             for key, value in self._section("recovery").items()
             if key.startswith(f"recovery.{name}.")
         }
-        before = names[: names.index(name)]
+        before = self._stages_before(name)
         return {
             **self._zero_shot_made_by,
             **({"before": hash_of(self._recovered_made_by(before[-1]))} if before else {}),
@@ -596,7 +607,7 @@ class Pipeline:
     def recover(self) -> None:
         """Distils the student, stage by stage."""
         infos, reused = [], []
-        for name in self.config.recovery.stages:
+        for name in self._stages_of_recovery:
             wanted = Manifest(f"recover {name}", self._recovered_made_by(name))
             done = self._recovered_folder(name) / "done"
             found = self._find(done, wanted)
@@ -621,7 +632,9 @@ class Pipeline:
             validation=Packed(held_out["ids"], held_out["positions"]),
             seed=self.config.seed,
         )
-        student = student_of(self.teacher.model, self._zero_shot_mixers(), cfg, name)
+        student = student_of(
+            self.teacher.model, self._zero_shot_mixers(), cfg, name, self.config.trainer.precision
+        )
         for earlier in self._stages_before(name):
             load_weights(student, self._recovered_weights(earlier))
         total = sequences_wanted(cfg.stages[name]) * cfg.stages[name].sequence_length
@@ -640,7 +653,7 @@ class Pipeline:
         return manifest
 
     def _stages_before(self, name: str) -> list[str]:
-        names = list(self.config.recovery.stages)
+        names = list(self._stages_of_recovery)
         return names[: names.index(name)]
 
     def _recovered_weights(self, name: str) -> dict[str, torch.Tensor]:
@@ -683,14 +696,14 @@ class Pipeline:
 
     @property
     def _student_made_by(self) -> dict[str, Any]:
-        names = list(self.config.recovery.stages)
+        names = list(self._stages_of_recovery)
         return self._recovered_made_by(names[-1]) if names else self._zero_shot_made_by
 
     def student(self) -> None:
         """Puts what was made into the teacher's model and saves it as a Hugging Face folder."""
 
         def make(fresh: Path) -> dict[str, Any]:
-            return self._save(self._recovered(self.config.recovery.stages), fresh)
+            return self._save(self._recovered(self._stages_of_recovery), fresh)
 
         self._stage("student", self.path("student"), self._student_made_by, make)
 
@@ -717,7 +730,7 @@ class Pipeline:
         """
         found = read_manifest(checkpoint)
         name = found.kind.split()[-1] if found else ""
-        if found is None or name not in self.config.recovery.stages:
+        if found is None or name not in self._stages_of_recovery:
             raise TCError(f"{checkpoint} is no checkpoint of a recovery of {self.folder.path}.")
         find(checkpoint, Manifest(found.kind, self._recovered_made_by(name)))
         if output.exists():
@@ -773,7 +786,7 @@ class Pipeline:
             folder = self.cache / "evaluations" / hash_of(made_by)
             models.append((name, model, folder, made_by))
             self.shared[f"evaluation of {name}"] = folder
-        if self.config.recovery.stages:
+        if self._stages_of_recovery:
             made_by = {**self._zero_shot_made_by, **common}
             models.append(
                 ("zero_shot", self.zero_shot, self.path("evaluate", "zero_shot"), made_by)
@@ -831,7 +844,7 @@ class Pipeline:
     def _histories(self) -> dict[str, list[dict[str, Any]]]:
         """The curves of the finished stages of recovery."""
         found = {}
-        for name in self.config.recovery.stages:
+        for name in self._stages_of_recovery:
             wanted = Manifest(f"recover {name}", self._recovered_made_by(name))
             manifest = self._find(self._recovered_folder(name) / "done", wanted)
             if manifest is not None:

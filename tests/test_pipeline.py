@@ -58,7 +58,7 @@ def test_a_bfloat16_teacher_gives_a_bfloat16_student(teacher: str, tmp_path: Pat
 )
 def test_every_init_goes_through(init: str, tmp_path: Path) -> None:
     small = ["align.steps=3"] if init in ("phase2", "taylor", "paper") else []
-    metrics = go(tmp_path / "run", f"init={init}", *small)
+    metrics = go(tmp_path / "run", f"init={init}", "recovery=none", *small)
     if init == "copy_only":
         assert metrics["student/perplexity"] == metrics["copy_only/perplexity"]
     assert ("align/seconds" in metrics) == bool(small)
@@ -80,19 +80,24 @@ def test_run_folder_is_the_documented_contract(tmp_path: Path) -> None:
         "init",
         "metrics.csv",
         "metrics.json",
+        "recover",
         "run.log",
         "science.json",
         "student",
     }
     artifacts = json.loads((tmp_path / "run" / "artifacts.json").read_text())
-    assert {"data", "student", "evaluate", "init/layer_001", "align/layer_001"} <= set(artifacts)
-    assert "blocks/block_001" in artifacts
-    assert {"calibration", "evaluation of teacher", "evaluation of copy_only"} <= set(artifacts)
+    assert {"data", "student", "init/layer_001", "align/layer_001"} <= set(artifacts)
+    assert {"blocks/block_001", "recover/stage2/done"} <= set(artifacts)
+    assert {"evaluate/student", "evaluate/zero_shot"} <= set(artifacts)
+    assert {"calibration", "training text"} <= set(artifacts)
+    assert {"evaluation of teacher", "evaluation of copy_only"} <= set(artifacts)
     for facts in artifacts.values():
         for name, file in facts["files"].items():
             assert hash_file(Path(facts["folder"]) / name) == file["sha256"]
     curve = (tmp_path / "run" / "curves" / "metrics.csv").read_text()
     assert "align/held_out_error" in curve
+    assert "recover/stage2/perplexity" in curve
+    assert (tmp_path / "run" / "recover" / "curve.png").read_bytes()[:4] == b"\x89PNG"
 
 
 def test_the_four_parts_are_disjoint_and_recorded(tmp_path: Path) -> None:
@@ -129,7 +134,7 @@ def test_policy_none_converts_every_layer(tmp_path: Path) -> None:
 
 def test_blocks_learn_what_the_teachers_next_layer_reads(tmp_path: Path) -> None:
     """The errors on record are those of the saved student against the teacher, block by block."""
-    go(tmp_path / "run", "policy=none", "align.block_layers=1")
+    go(tmp_path / "run", "policy=none", "align.block_layers=1", "recovery=none")
     student = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "student").eval()
     teacher = load_teacher(group("teacher", "random_llama"), tmp_path / "cache").model
     tokens = load_tensors(tmp_path / "run" / "data" / "tokens.safetensors")
@@ -238,7 +243,10 @@ def test_stages_run_alone_and_need_the_earlier_ones(tmp_path: Path) -> None:
     go(tmp_path / "run", "stages=[align]")
     with pytest.raises(TCError, match="stage blocks has left nothing"):
         go(tmp_path / "run", "stages=[student]")
-    go(tmp_path / "run", "stages=[blocks,student]")
+    go(tmp_path / "run", "stages=[blocks]")
+    with pytest.raises(TCError, match="stage recover stage2 has left nothing"):
+        go(tmp_path / "run", "stages=[student]")
+    go(tmp_path / "run", "stages=[recover,student]")
     metrics = go(tmp_path / "run", "stages=[evaluate]")
     assert {"student/perplexity", "calibration_tokens", "align/seconds"} <= set(metrics)
 

@@ -82,7 +82,7 @@ class Distillation(nn.Module):
         losses = {}
         for layer, mixer in self.mixers.items():
             x, target = seen.pop(layer)
-            output = self._mix(mixer, x, positions)
+            output = self._mix(mixer, x.float(), positions)
             losses[f"layer_{layer}"] = layer_distance(output, target)
         loss = torch.stack(list(losses.values())).mean()
         return {"loss": loss, **{name: value.detach() for name, value in losses.items()}}

@@ -94,27 +94,35 @@ class Stage:
 
 
 def student_of(
-    teacher: PreTrainedModel, mixers: dict[int, GatedDeltaNet], cfg: RecoveryConfig, name: str
+    teacher: PreTrainedModel,
+    mixers: dict[int, GatedDeltaNet],
+    cfg: RecoveryConfig,
+    name: str,
+    precision: Precision,
 ) -> PreTrainedModel:
     """A student whose trained parameters are its own, in float32, and require a gradient.
 
-    What is not trained stays the teacher's memory: nothing is held twice.
+    What is not trained stays the teacher's memory, but for a teacher in half precision whose
+    student computes in float32.
 
     Args:
         teacher: stays as it is.
         mixers: in float32.
         cfg: stage 2 with `lr_rest` above 0 trains the rest too.
         name: of the stage.
+        precision: what the student computes in.
     """
     exact = {layer: copy.deepcopy(mixer) for layer, mixer in mixers.items()}
     student = build_student(teacher, copy.deepcopy(mixers), {})
     for layer, mixer in exact.items():
         student.model.layers[layer].self_attn = mixer.float().requires_grad_(True)
-    if name == "stage2" and cfg.stage2.lr_rest > 0:
+    trains_all = name == "stage2" and cfg.stage2.lr_rest > 0
+    widens = precision is Precision.float32 and teacher.dtype != torch.float32
+    if trains_all or widens:
         own_all(student)
-        for parameter in student.parameters():
-            parameter.data = parameter.data.float()
-            parameter.requires_grad_(True)
+        student.float()
+    if trains_all:
+        student.requires_grad_(True)
     return student
 
 

@@ -33,13 +33,15 @@ def test_stage_1_gives_every_converted_layer_its_own_loss_and_gradient(tmp_path:
             lambda m, a, k, y, i=i: seen.update({i: (k["hidden_states"], y[0])}), with_kwargs=True
         )
     with torch.no_grad():
-        task.teacher.model(input_ids=text.input_ids, position_ids=text.position_ids)
+        given = {"input_ids": text.input_ids, "position_ids": text.position_ids}
+        task.teacher.model(**given, use_cache=False)
     for i, mixer in model.mixers.items():
         x, target = seen[i]
-        gap = mixer(x, position_ids=text.position_ids)[0] - target
+        with torch.no_grad():
+            gap = mixer(x, position_ids=text.position_ids)[0] - target
+            without = mixer(x)[0] - target  # the last sequence holds two documents
         plain = gap.square().sum(-1).sqrt().mean() / math.sqrt(gap.shape[-1])
         assert float(found[f"layer_{i}"]) == pytest.approx(float(plain), rel=1e-5)
-        without = mixer(x)[0] - target  # the last sequence holds two documents
         assert not torch.allclose(gap[-1], without[-1])
     found["loss"].backward()
     for mixer in model.mixers.values():

@@ -614,7 +614,7 @@ NOT_SCIENCE = ("run_dir", "resume", "dry_run", "stages", "paths", "logger")
 """Keys that change where and how a run reports, never what it computes."""
 
 ROUNDING = (
-    *("trainer.strategy", "trainer.devices", "trainer.nodes", "trainer.threads"),
+    *("trainer.name", "trainer.strategy", "trainer.devices", "trainer.nodes", "trainer.threads"),
     *("recovery.checkpoint_tokens", "recovery.keep_checkpoints"),
     *("recovery.activation_checkpointing", "eval.batch_sequences"),
     *("recovery.stage1.micro_sequences", "recovery.stage2.micro_sequences"),

@@ -68,7 +68,8 @@ def parameter_groups(
     groups: dict[tuple[float, float, bool], list[nn.Parameter]] = {}
     for name, parameter in named:
         is_matrix = parameter.dim() >= 2
-        muon = kind is OptimizerKind.muon and is_matrix and trained_by_muon(name)
+        # A stack of matrices, as experts have, is not for `torch.optim.Muon`.
+        muon = kind is OptimizerKind.muon and parameter.dim() == 2 and trained_by_muon(name)
         key = (rate(name), weight_decay if is_matrix else 0.0, muon)
         groups.setdefault(key, []).append(parameter)
     return [

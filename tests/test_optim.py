@@ -82,7 +82,10 @@ def test_vectors_are_never_decayed_and_rates_go_by_name() -> None:
     module = mixer()
     names = {id(p): name for name, p in module.named_parameters()}
     groups = parameter_groups(
-        module.named_parameters(), OptimizerKind.adamw, 0.1, lambda name: 1e-3 if "q" in name else 2e-3
+        module.named_parameters(),
+        OptimizerKind.adamw,
+        0.1,
+        lambda name: 1e-3 if "q" in name else 2e-3,
     )
     for group in groups:
         for parameter in group["params"]:

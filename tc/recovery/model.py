@@ -107,10 +107,12 @@ class Distillation(nn.Module):
         student = self.student.model(**asked)
         heads = self.student.lm_head.weight, self.teacher.lm_head.weight
         last = student.last_hidden_state.flatten(0, 1), teacher.last_hidden_state.flatten(0, 1)
-        if self.kl_backend is KL.fla:
+        loss: torch.Tensor | float = 0.0
+        parts = {}
+        if terms.kl and self.kl_backend is KL.fla:
             kl = fla_kl(*last, *heads)
             loss, parts = terms.kl * kl, {"kl": kl.detach()}
-        else:
+        elif terms.kl or terms.ce:
             loss, kl, ce = distillation_loss(
                 *last,
                 *heads,
@@ -123,6 +125,7 @@ class Distillation(nn.Module):
         if terms.hidden:
             error = stream_error(student.hidden_states[1:], teacher.hidden_states[1:])
             loss, parts = loss + terms.hidden * error, {**parts, "hidden": error.detach()}
+        assert isinstance(loss, torch.Tensor)
         return {"loss": loss, **parts}
 
     def _nll(self, ids: torch.Tensor, positions: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -16,7 +16,7 @@ from tc.config import NonFinite, RecoveryConfig, RecoveryStageConfig
 from tc.data import RankedSequences, TrainingTokens, steps_of
 from tc.errors import TCError
 from tc.optim import MuonAdamW, parameter_groups, rate_factor
-from tc.recovery.checkpoint import rank_and_world, trained
+from tc.recovery.checkpoint import mean, rank_and_world, trained
 from tc.recovery.model import Distillation
 
 MOST_SKIPS = 10
@@ -35,7 +35,7 @@ class Recovery(L.LightningModule):
         data: the file of the training sequences, and the seed of their order.
 
     Attributes:
-        losses: of the last optimizer step, means over its micro-batches.
+        losses: of the last optimizer step, means over its micro-batches on all devices.
         norm: of the last step's gradient before clipping.
         rate: its first learning rate.
         skipped: steps that were skipped.
@@ -129,9 +129,9 @@ class Recovery(L.LightningModule):
             TCError: where a step is not finite and `non_finite=stop`, or for too many in a row.
         """
         names = self._parts[0]
-        self.losses = {
-            name: float(torch.stack([part[name] for part in self._parts]).mean()) for name in names
-        }
+        parts = [torch.stack([part[name].float() for name in names]) for part in self._parts]
+        means = mean(torch.stack(parts).mean(0))
+        self.losses = dict(zip(names, means.tolist(), strict=True))
         self._parts.clear()
         self.rate, self.problem = optimizer.param_groups[0]["lr"], None
         parameters = trained(self.distillation.student)

@@ -17,6 +17,7 @@ import lightning as L
 import torch
 from lightning.pytorch.plugins.environments import LightningEnvironment, SLURMEnvironment
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
+from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
 from tc.artifacts import Manifest
@@ -182,22 +183,32 @@ def run_stage(
     conductor = Conductor(stage, cfg, found, watch)
     conductor.replay(module)
     with quiet_lightning(), conductor.listening(), conductor.meter:
-        make_trainer(trainer, on_gpu, own, steps_of(own) - start, conductor).fit(module)
+        fitter = make_trainer(trainer, on_gpu, own, steps_of(own) - start, conductor)
+        fit(fitter, module)
     student.requires_grad_(False)
     if conductor.stopped:
-        raise Stopped
+        # Lightning's launcher kills the first process once another has ended with a status above 0.
+        raise Stopped if fitter.is_global_zero else SystemExit(0)
     return conductor.done
+
+
+def fit(trainer: L.Trainer, module: Recovery) -> None:
+    """Trains; what stops it at once is a `KeyboardInterrupt`, which Lightning makes an exit."""
+    try:
+        trainer.fit(module)
+    except SystemExit as error:
+        if isinstance(error.__context__, KeyboardInterrupt):
+            raise error.__context__ from None
+        raise
 
 
 @torch.no_grad()
 def load_weights(student: PreTrainedModel, weights: dict[str, torch.Tensor]) -> None:
     """Puts trained weights into a student, by name; the teacher's memory stays as it is."""
-    mixers = tuple(f"model.layers.{layer}.self_attn." for layer in student.mixers)
-    if not all(name.startswith(mixers) for name in weights):
-        own_all(student)
     parameters = dict(student.named_parameters())
     for name, value in weights.items():
-        parameters[name].copy_(value)
+        own = parameters[name]
+        own.data = value.to(own.device, own.dtype)  # a copy would go to the teacher's memory
 
 
 def make_trainer(
@@ -220,7 +231,7 @@ def make_trainer(
         Precision.float32: "32-true",
         Precision.bfloat16: "bf16-mixed",
     }
-    return L.Trainer(
+    trainer = L.Trainer(
         accelerator="gpu" if on_gpu else "cpu",
         strategy=strategies[cfg.strategy](),
         devices=cfg.devices,
@@ -238,6 +249,9 @@ def make_trainer(
         enable_progress_bar=False,
         enable_model_summary=False,
     )
+    # Lightning's own would take the place of the conductor's, and end other processes at once.
+    trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
+    return trainer
 
 
 def _environment(cfg: TrainerConfig) -> list[Any]:
@@ -279,7 +293,8 @@ class Conductor(L.Callback):
         self._clock = 0.0
 
     def replay(self, module: Recovery) -> None:
-        """Tells what was done before."""
+        """Tells what was done before, and goes on counting from there."""
+        module.skipped = self._before.get("skipped", 0)
         self.watch.tokens(module.start * self._size)
         for point in self.history:
             self._tell(point)
@@ -287,7 +302,7 @@ class Conductor(L.Callback):
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Keeps signals for the next step's end; a second one stops at once."""
-        before = {number: signal.getsignal(number) for number in STOPPING}
+        before = {number: signal.signal(number, self._on_signal) for number in STOPPING}
         try:
             yield
         finally:
@@ -300,10 +315,8 @@ class Conductor(L.Callback):
         self._signal = number
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Takes up the optimizer's state and the signals, and measures the start."""
+        """Takes up the optimizer's state, and measures the start."""
         assert isinstance(pl_module, Recovery)
-        for number in STOPPING:  # now, because Lightning has just put its own in their place
-            signal.signal(number, self._on_signal)
         both = pl_module.distillation
         both.eval()
         if self.cfg.activation_checkpointing and self.stage.name == "stage2":
@@ -381,7 +394,9 @@ class Conductor(L.Callback):
                 for name, value in found.items():
                     sums[name] += float(value)
         both.student.train(was_training)
-        ppl = {name: math.exp(sums[name] / sums["tokens"]) for name in ("teacher", "student")}
+        if isinstance(both, FSDPModule):
+            both.reshard()  # after a forward pass alone, embeddings and head are left whole
+        ppl = {name: _exp(sums[name] / sums["tokens"]) for name in ("teacher", "student")}
         values = {
             "perplexity": ppl["student"],
             "perplexity_over_teacher": ppl["student"] / ppl["teacher"],
@@ -407,13 +422,19 @@ class Conductor(L.Callback):
         if step == self._total:
             self.done.info.update(info)
             write(self.stage.folder / "done", self.done, state_tensors(parameters, None))
-            discard(self.stage.folder, keep=0)
+            discard(self.stage.folder, None, keep=0)
             return
         manifest = self.stage.checkpoint
         manifest.info.update(info)
         tensors = state_tensors(parameters, trainer.optimizers[0])
-        write(self.stage.folder / f"step_{step:07d}", manifest, tensors)
-        discard(self.stage.folder, self.cfg.keep_checkpoints)
+        newest = self.stage.folder / f"step_{step:07d}"
+        write(newest, manifest, tensors)
+        discard(self.stage.folder, newest, self.cfg.keep_checkpoints)
+
+
+def _exp(x: float) -> float:
+    """Infinite where it is too large for a float, as it is for a student gone astray."""
+    return math.inf if x > 700 else math.exp(x)
 
 
 def milestones(total: int, looks: int) -> set[int]:

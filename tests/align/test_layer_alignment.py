@@ -36,7 +36,9 @@ def test_weight_decay_is_on_matrices_alone(form: MixerForm) -> None:
 
 def test_two_learning_rates() -> None:
     mixer = mixer_of(EVERYTHING)
-    groups = groups_of(torch.nn.ModuleList([mixer]), settings(lr_projections=1e-4, lr_dynamics=1e-3))
+    groups = groups_of(
+        torch.nn.ModuleList([mixer]), settings(lr_projections=1e-4, lr_dynamics=1e-3)
+    )
     lr = {id(p): group["lr"] for group in groups for p in group["params"]}
     slow = {n for n, p in mixer.named_parameters() if lr[id(p)] == 1e-4}
     assert slow == {f"{n}_proj.{kind}" for n in "qkvo" for kind in ("weight", "bias")}
@@ -45,7 +47,9 @@ def test_two_learning_rates() -> None:
 
 def test_one_learning_rate_loses_no_parameter() -> None:
     mixer = mixer_of(EVERYTHING)
-    groups = groups_of(torch.nn.ModuleList([mixer]), settings(lr_projections=1e-3, lr_dynamics=1e-3))
+    groups = groups_of(
+        torch.nn.ModuleList([mixer]), settings(lr_projections=1e-3, lr_dynamics=1e-3)
+    )
     assert sum(len(group["params"]) for group in groups) == len(list(mixer.parameters()))
 
 

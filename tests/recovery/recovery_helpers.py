@@ -59,7 +59,10 @@ class Task:
     def student(self) -> PreTrainedModel:
         layers = self.teacher.model.layers
         form = form_of(layers[0].self_attn, StudentConfig(), "auto")
-        mixers = {i: fresh_mixer(copy.deepcopy(layers[i].self_attn).float(), i, form, seed=0) for i in LAYERS}
+        mixers = {
+            i: fresh_mixer(copy.deepcopy(layers[i].self_attn).float(), i, form, seed=0)
+            for i in LAYERS
+        }
         return student_of(self.teacher, mixers, self.cfg, self.name, self.precision)
 
     def stage(self) -> Stage:

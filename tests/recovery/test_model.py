@@ -74,6 +74,12 @@ def test_stage_2_is_the_kl_divergence_of_the_two_models_on_the_whole_text(tmp_pa
     assert float(nll["student"]) == pytest.approx(float(ce) * len(targets), rel=1e-5)
 
 
+def test_the_stream_alone_can_be_learned_from(tmp_path: Path) -> None:
+    task, text = Task(tmp_path, teacher(tmp_path), recipe(kl=0.0, hidden=1.0)), packed(3, 5)
+    found = both(task)(text.input_ids, text.position_ids)
+    assert set(found) == {"loss", "hidden"} and float(found["loss"].detach()) > 0
+
+
 def test_nothing_is_predicted_across_documents() -> None:
     ids = torch.tensor([[5, 6, 7, 8]])
     positions = torch.tensor([[0, 1, 0, 1]])

@@ -138,9 +138,7 @@ def test_a_full_disk_ends_with_the_last_checkpoint_intact(
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_the_teacher_stays_as_it_was_and_what_is_frozen_with_it(
-    tied: bool, tmp_path: Path
-) -> None:
+def test_the_teacher_stays_as_it_was_and_what_is_frozen_with_it(tied: bool, tmp_path: Path) -> None:
     model = teacher(tmp_path, "random_llama", f"++teacher.model.tie_word_embeddings={tied}")
     before = {k: v.clone() for k, v in model.state_dict().items()}
     mixers = tuple(f"model.layers.{i}.self_attn." for i in LAYERS)
@@ -225,7 +223,10 @@ def test_a_step_that_is_not_finite_is_skipped_or_stops(
     assert task.info["skipped"] == 1
     skips = [line for line in said if "skipped" in line]
     assert len(skips) == 1 and term in skips[0] and f"recovery.{name}" in skips[0]
-    for bad, cfg in (((2,), recipe(name, non_finite=NonFinite.stop)), (range(30), recipe(name, tokens=99999))):
+    for bad, cfg in (
+        ((2,), recipe(name, non_finite=NonFinite.stop)),
+        (range(30), recipe(name, tokens=99999)),
+    ):
         monkeypatch.setattr(Faulty, "bad", tuple(bad))
         monkeypatch.setattr(Faulty, "calls", 0)
         with pytest.raises(TCError, match=term):

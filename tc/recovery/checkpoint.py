@@ -70,7 +70,7 @@ def write(folder: Path, manifest: Manifest, tensors: dict[str, torch.Tensor]) ->
     if problem is not None:
         raise problem
     if failed:
-        raise TCError(f"another process could not write {folder}; its message says why.")
+        raise _of_another(folder)
 
 
 def _write(folder: Path, manifest: Manifest, tensors: dict[str, torch.Tensor]) -> None:
@@ -97,7 +97,11 @@ def _write(folder: Path, manifest: Manifest, tensors: dict[str, torch.Tensor]) -
             agree(True)
             raise problem
         if agree(not place):
-            raise TCError("another process failed")
+            raise _of_another(folder)
+
+
+def _of_another(folder: Path) -> TCError:
+    return TCError(f"another process could not write {folder}; its message says why.")
 
 
 def agree(flag: bool) -> bool:

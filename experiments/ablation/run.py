@@ -38,7 +38,7 @@ def run(output: Path, name: str, row: dict[str, Any], policy: str, more: list[st
     folder = output / f"{name}-{policy}"
     print(f"== {name}, {policy}", flush=True)
     command = [sys.executable, "run.py", f"run_dir={folder}", f"policy={policy}"]
-    command += [*row["overrides"], *more]
+    command += ["recovery=none", *row["overrides"], *more]
     # A run takes a folder for its own when it is empty: first its tokens, then the links.
     start([*command, "stages=[data]"])
     for source in sorted(output.glob(f"{row.get('layers_of', name)}-*")):

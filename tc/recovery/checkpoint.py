@@ -202,21 +202,21 @@ def latest(folder: Path, wanted: Manifest, say: Callable[[str], None]) -> Found 
     return None
 
 
-def discard(folder: Path, newest: Path | None, keep: int) -> None:
+def discard(folder: Path, keep: int, newest: Path | None = None) -> None:
     """Removes all but the newest checkpoints; only the first process does.
 
     Args:
         folder: that holds `step_*` folders.
+        keep: how many of them stay.
         newest: what was written last, or None. Those of later steps were damaged or of another
             making, and passed over: they must not stay in the stead of good ones.
-        keep: how many of them stay.
     """
     if rank_and_world()[0] > 0:
         return
     checkpoints = sorted(folder.glob("step_*"))
     if newest is not None:
         checkpoints = [path for path in checkpoints if path <= newest]
-    for path in checkpoints[: len(checkpoints) - keep]:
+    for path in checkpoints[: max(0, len(checkpoints) - keep)]:
         shutil.rmtree(path, ignore_errors=True)
 
 

@@ -136,11 +136,14 @@ def test_a_bad_checkpoint_is_named_and_the_one_before_it_taken(
 
 def test_the_newest_stay_and_none_that_was_passed_over_takes_their_place(tmp_path: Path) -> None:
     folders = three(tmp_path)
-    discard(tmp_path, 1, newest=folders[1])
+    for keep in (3, 4, 5, 9):
+        discard(tmp_path, folders[2], keep)
+        assert sorted(tmp_path.iterdir()) == folders
+    discard(tmp_path, folders[1], keep=1)
     assert sorted(tmp_path.iterdir()) == folders[1:]
-    discard(tmp_path, 1, newest=folders[2])
+    discard(tmp_path, folders[2], keep=1)
     assert sorted(tmp_path.iterdir()) == folders[2:]
-    discard(tmp_path, keep=0)
+    discard(tmp_path, None, keep=0)
     assert not list(tmp_path.iterdir())
 
 

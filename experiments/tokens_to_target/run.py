@@ -1,0 +1,138 @@
+"""How many tokens of recovery each init needs for a multiple of its teacher's perplexity.
+
+python experiments/tokens_to_target/run.py --teacher tiny_llama --tokens 1000000 --seeds 0 1 2
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+INITS = ("copy_only", "paper", "full")
+TARGETS = (1.5, 1.25, 1.2, 1.15, 1.1)
+LOOKS = 30
+
+
+def recover(folder: Path, overrides: list[str]) -> list[dict[str, Any]]:
+    """One run, or what is finished of it; the points at which its student was measured."""
+    command = [sys.executable, "run.py", f"run_dir={folder}", *overrides]
+    if subprocess.run(command, cwd=ROOT).returncode:
+        sys.exit(f"stopped: {' '.join(command[1:])}")
+    manifest = json.loads((folder / "recover/stage2/done/manifest.json").read_text())
+    return [point for point in manifest["info"]["history"] if "perplexity" in point]
+
+
+def needed(points: list[dict[str, Any]], target: float) -> tuple[int | None, int]:
+    """The first measured tokens at which the target is met, None for never, and the last before."""
+    before = 0
+    for point in points:
+        if point["perplexity_over_teacher"] <= target:
+            return point["tokens"], before
+        before = point["tokens"]
+    return None, before
+
+
+def told(points: list[dict[str, Any]], target: float) -> str:
+    """Tokens for a table: where it was met between two looks, or a bound."""
+    tokens, before = needed(points, target)
+    if tokens is None:
+        return f"> {before:,}"
+    return "0" if tokens == 0 else f"{before:,} to {tokens:,}"
+
+
+def table(curves: dict[str, dict[int, list[dict[str, Any]]]]) -> str:
+    """Markdown: tokens by init and target, a line a seed, and the last perplexities."""
+    lines = ["| init | seed | " + " | ".join(f"{t} x" for t in TARGETS) + " | at last | tokens |"]
+    lines.append("|---" * (len(TARGETS) + 4) + "|")
+    for init, seeds in curves.items():
+        for seed, points in seeds.items():
+            cells = [told(points, target) for target in TARGETS]
+            last = points[-1]
+            end = [f"{last['perplexity_over_teacher']:.3f} x", f"{last['tokens']:,}"]
+            lines.append("| " + " | ".join([init, str(seed), *cells, *end]) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def matched(curves: dict[str, dict[int, list[dict[str, Any]]]]) -> str:
+    """Tokens that `full` needs for what another init has at its end, beside the paper's ratios."""
+    lines = ["| what | tokens of full | ratio |", "|---|---|---|"]
+    for other in ("copy_only", "paper"):
+        found = []
+        for seed, points in curves[other].items():
+            tokens, before = needed(curves["full"][seed], points[-1]["perplexity_over_teacher"])
+            upper = tokens if tokens is not None else before
+            ratio = points[-1]["tokens"] / max(upper, 1) if tokens is not None else float("nan")
+            found.append(ratio if upper else float("inf"))
+            lines.append(
+                f"| end of {other}, seed {seed} | {before:,} to {tokens} | {found[-1]:.3g} |"
+            )
+        lines.append(f"| end of {other}, median | | {statistics.median(found):.3g} |")
+    return "\n".join(lines) + "\n"
+
+
+def draw(curves: dict[str, dict[int, list[dict[str, Any]]]], path: Path, title: str) -> None:
+    """Perplexity over the teacher's against tokens, both logarithmic; step 0 at the left edge."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
+    for color, (init, seeds) in zip(("C3", "C1", "C0"), curves.items(), strict=True):
+        for number, points in enumerate(seeds.values()):
+            least = points[1]["tokens"] / 2
+            tokens = [max(point["tokens"], least) for point in points]
+            ratios = [point["perplexity_over_teacher"] for point in points]
+            axes.plot(tokens, ratios, "o-", ms=3, color=color, label=init if not number else None)
+    axes.axhline(1, color="grey", linewidth=1)
+    axes.set(xscale="log", yscale="log", xlabel="training tokens (leftmost: none)")
+    axes.set(ylabel="validation perplexity / teacher's", title=title)
+    axes.legend()
+    figure.savefig(path, dpi=120)
+
+
+def published() -> str:
+    """The paper's own table, as Markdown."""
+    with open(HERE / "published.csv", newline="") as file:
+        rows = list(csv.reader(file))
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    return "\n".join([lines[0], "|---" * len(rows[0]) + "|", *lines[1:]]) + "\n"
+
+
+def main() -> None:
+    """Runs what is asked for, and writes curves.json, table.md and curve.png."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--teacher", default="smollm2_135m")
+    parser.add_argument("--tokens", type=int, default=100_000)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--output", type=Path, default=Path("out/tokens_to_target"))
+    parser.add_argument("--result", type=Path, help="where the table goes, else to the output")
+    parser.add_argument("--set", nargs="+", default=[], metavar="key=value", help="of every run")
+    given = parser.parse_args()
+    output = given.output.resolve() / given.teacher
+    curves: dict[str, dict[int, list[dict[str, Any]]]] = {init: {} for init in INITS}
+    for seed in given.seeds:
+        for init in INITS:
+            overrides = [f"teacher={given.teacher}", f"init={init}", f"seed={seed}"]
+            overrides += [f"recovery.stage2.tokens={given.tokens}", f"recovery.validations={LOOKS}"]
+            points = recover(output / f"{init}-{seed}", [*overrides, *given.set])
+            curves[init][seed] = points
+    folder = given.result or output
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "curves.json").write_text(json.dumps(curves) + "\n")
+    parts = [table(curves), matched(curves), "As published (millions of tokens):\n\n" + published()]
+    (folder / "table.md").write_text("\n".join(parts))
+    draw(curves, folder / "curve.png", given.teacher)
+    print("\n".join(parts))
+
+
+if __name__ == "__main__":
+    main()

@@ -202,14 +202,14 @@ def latest(folder: Path, wanted: Manifest, say: Callable[[str], None]) -> Found 
     return None
 
 
-def discard(folder: Path, keep: int, newest: Path | None = None) -> None:
+def discard(folder: Path, newest: Path | None, keep: int) -> None:
     """Removes all but the newest checkpoints; only the first process does.
 
     Args:
         folder: that holds `step_*` folders.
-        keep: how many of them stay.
         newest: what was written last, or None. Those of later steps were damaged or of another
             making, and passed over: they must not stay in the stead of good ones.
+        keep: how many of them stay.
     """
     if rank_and_world()[0] > 0:
         return

@@ -153,7 +153,7 @@ class Recovery(L.LightningModule):
         bad = [name for name, value in self.losses.items() if not math.isfinite(value)]
         # Clipping by a norm that is NaN has made every gradient NaN; an infinite norm, zero or NaN.
         where = f"{', '.join(bad)}" if bad else "the gradient alone"
-        step = self.start + self.global_step
+        step = self.start + self.global_step + 1  # as checkpoints and curves count
         row = f", {self._skips_in_a_row} steps in a row" if self._skips_in_a_row > 1 else ""
         return (
             f"recovery.{self.stage_name}: not finite at step {step}{row}: {where}. The last "

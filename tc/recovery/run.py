@@ -422,14 +422,14 @@ class Conductor(L.Callback):
         if step == self._total:
             self.done.info.update(info)
             write(self.stage.folder / "done", self.done, state_tensors(parameters, None))
-            discard(self.stage.folder, keep=0)
+            discard(self.stage.folder, None, keep=0)
             return
         manifest = self.stage.checkpoint
         manifest.info.update(info)
         tensors = state_tensors(parameters, trainer.optimizers[0])
         newest = self.stage.folder / f"step_{step:07d}"
         write(newest, manifest, tensors)
-        discard(self.stage.folder, self.cfg.keep_checkpoints, newest)
+        discard(self.stage.folder, newest, self.cfg.keep_checkpoints)
 
 
 def _exp(x: float) -> float:

@@ -119,9 +119,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_bad_checkpoint_is_named_and_the_one_before_it_taken(
-    damage: str, tmp_path: Path
-) -> None:
+def test_a_bad_checkpoint_is_named_and_the_one_before_it_taken(damage: str, tmp_path: Path) -> None:
     folders, said = three(tmp_path), []
     taken = latest(tmp_path, manifest(), said.append)
     assert taken is not None and taken[0] == folders[2] and not said
@@ -157,7 +155,9 @@ def test_shards_fit_any_number_of_processes_and_a_failed_one_spoils_nothing(
         whole, shards = (contents(tmp_path / f"{kind.name}_{how}") for how in ("whole", "shards"))
         assert whole.keys() == shards.keys()
         for name, value in whole.items():
-            torch.testing.assert_close(shards[name], value, rtol=1e-5, atol=1e-6)
+            muons = kind is OptimizerKind.muon and "q_proj" in name  # orthogonalised in bfloat16
+            close = 5e-4 if muons else 1e-6
+            torch.testing.assert_close(shards[name], value, rtol=close, atol=close)
         assert len(list((tmp_path / f"{kind.name}_shards").glob("rank_*"))) == 2
     assert not list(tmp_path.glob("bad*")) and not list(tmp_path.glob(".*"))
 

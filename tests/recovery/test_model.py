@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from recovery_helpers import LAYERS, Task, packed, recipe, teacher
+from transformers import PreTrainedModel
 
 from tc.config import KL
 from tc.recovery.health import watching
@@ -43,11 +44,26 @@ def test_stage_1_gives_every_converted_layer_its_own_loss_and_gradient(tmp_path:
         plain = gap.square().sum(-1).sqrt().mean() / math.sqrt(gap.shape[-1])
         assert float(found[f"layer_{i}"]) == pytest.approx(float(plain), rel=1e-5)
         assert not torch.allclose(gap[-1], without[-1])
+    losses = [float(found[f"layer_{i}"]) for i in LAYERS]
+    assert float(found["loss"].detach()) == pytest.approx(sum(losses) / len(losses))
     found["loss"].backward()
-    for mixer in model.mixers.values():
-        lacking = [n for n, p in mixer.named_parameters() if p.grad is None or not p.grad.any()]
-        assert lacking == []
+    assert untrained(model.student) == []
     assert all(p.grad is None for p in task.teacher.parameters())
+
+
+def untrained(student: PreTrainedModel) -> list[str]:
+    """Parameters that ask for a gradient and have none."""
+    asking = [(name, p) for name, p in student.named_parameters() if p.requires_grad]
+    return [name for name, p in asking if p.grad is None or not p.grad.any()]
+
+
+def test_a_layer_that_is_left_out_is_noticed(tmp_path: Path) -> None:
+    task = Task(tmp_path, teacher(tmp_path), recipe("stage1"), "stage1")
+    model, text = both(task), packed(3, 5)
+    model.student.config.gdn["layers"] = LAYERS[:1]
+    model(text.input_ids, text.position_ids)["loss"].backward()
+    lacking = untrained(model.student)
+    assert lacking and all(f"layers.{LAYERS[1]}.self_attn." in name for name in lacking)
 
 
 def test_stage_2_is_the_kl_divergence_of_the_two_models_on_the_whole_text(tmp_path: Path) -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import json
+import csv
 import os
 import random
-import shutil
+import resource
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,11 +23,11 @@ from tc.artifacts import load_tensors, read_manifest
 from tc.consolidate import main
 from tc.recovery import read_weights
 
-STEPS = 8
+STEPS = 12
 OVERRIDES = [
     *("experiment=smoke", "trainer.accelerator=cpu", "init=copy_only", "recovery.validations=0"),
     *("recovery.stage1.tokens=256", "recovery.stage1.sequence_length=32"),
-    *("recovery.stage2.tokens=512", "recovery.stage2.sequence_length=32"),
+    *("recovery.stage2.tokens=768", "recovery.stage2.sequence_length=32"),
     *("recovery.stage2.lr_rest=1e-3", "recovery.checkpoint_tokens=64"),
     "stages=[data,initialise,recover,student]",
 ]
@@ -41,7 +43,11 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def start(
-    folder: Path, name: str, *overrides: str, launcher: tuple[str, ...] = ()
+    folder: Path,
+    name: str,
+    *overrides: str,
+    launcher: tuple[str, ...] = (),
+    before: Callable[[], None] | None = None,
 ) -> subprocess.Popen:
     """Starts a run in a process group of its own."""
     places = [f"run_dir={folder / name}", f"paths.cache_dir={folder / 'cache'}"]
@@ -49,12 +55,37 @@ def start(
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with open(folder / f"{name}.log", "a") as log:
         return subprocess.Popen(
-            command, cwd=ROOT, stdout=log, stderr=log, env=environment, start_new_session=True
+            command,
+            cwd=ROOT,
+            stdout=log,
+            stderr=log,
+            env=environment,
+            start_new_session=True,
+            preexec_fn=before,
         )
 
 
-def finish(folder: Path, name: str, *overrides: str, launcher: tuple[str, ...] = ()) -> int:
-    return start(folder, name, *overrides, launcher=launcher).wait(120)
+def finish(folder: Path, name: str, *overrides: str, **how: Any) -> int:
+    return start(folder, name, *overrides, **how).wait(200)
+
+
+def stop(folder: Path, name: str, step: int, number: int, *overrides: str) -> Path:
+    """Sends a run a signal once it has reached a step of stage 2; its newest checkpoint."""
+    process = start(folder, name, *overrides)
+    steps = folder / name / "recover" / "stage2"
+    wait_for(lambda: any(path.name >= f"step_{step:07d}" for path in steps.glob("step_*")), process)
+    process.send_signal(number)
+    assert process.wait(100) == 130, (folder / f"{name}.log").read_text()
+    wait_for(lambda: not is_alive(process.pid))
+    return sorted(steps.glob("step_*"))[-1]
+
+
+def is_alive(process_group: int) -> bool:
+    try:
+        os.killpg(process_group, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def result(folder: Path, name: str, stage: str = "stage2") -> dict[str, torch.Tensor]:
@@ -70,14 +101,14 @@ def losses(folder: Path, name: str, stage: str) -> list[float]:
     return [point["loss"] for point in manifest.info["history"] if "loss" in point]
 
 
-def wait_for(folder: Path, name: str, pattern: str, process: subprocess.Popen) -> None:
-    """Returns when a file or folder has come into being in a run."""
-    for _ in range(6000):
-        if list((folder / name).glob(pattern)):
+def wait_for(come: Callable[[], bool], process: subprocess.Popen | None = None) -> None:
+    """Returns when something has come about, which it must before a process has ended."""
+    for _ in range(20000):
+        if come():
             return
-        assert process.poll() is None, (folder / f"{name}.log").read_text()
-        time.sleep(0.01)
-    raise AssertionError(f"{pattern} never came")
+        assert process is None or process.poll() is None
+        time.sleep(0.005)
+    raise AssertionError("it never came")
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
@@ -90,67 +121,113 @@ def test_two_processes_come_to_what_one_does(strategy: str, base: Path) -> None:
         assert gap(result(base, strategy, stage), result(base, "one", stage)) < 1e-4
     files = sorted(p.name for p in (base / strategy / "recover/stage2/done").glob("rank_*"))
     assert len(files) == (2 if strategy == "fsdp" else 1)
+    done, made = base / strategy / "recover/stage2/done", base / f"{strategy}_made"
+    assert main([str(base / strategy), str(done), str(made)]) == 0
+    students = [
+        load_tensors(at / "model.safetensors") for at in (base / strategy / "student", made)
+    ]
+    assert same(*students)
 
 
 def test_a_sharded_checkpoint_becomes_a_student_and_goes_on_in_one_process(base: Path) -> None:
-    process = start(base, "cut", "trainer=fsdp", *TWO)
-    wait_for(base, "cut", "recover/stage2/step_0000003/manifest.json", process)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(60) == 130
-    newest = sorted((base / "cut/recover/stage2").glob("step_*"))[-1]
+    newest = stop(base, "cut", 1, signal.SIGTERM, "trainer=fsdp", *TWO)
     assert len(list(newest.glob("rank_*"))) == 2
     assert main([str(base / "cut"), str(newest), str(base / "made")]) == 0
     manifest = read_manifest(newest)
     assert manifest is not None
     student = load_tensors(base / "made" / "model.safetensors")
-    for name, value in read_weights(newest, manifest).items():
-        assert name not in student or torch.equal(student[name], value)
+    weights = read_weights(newest, manifest)
+    assert weights.keys() >= student.keys()  # stage 2 trains all; the tied head is saved once
+    assert all(torch.equal(value, weights[name]) for name, value in student.items())
     assert main([str(base / "cut"), str(base / "one"), str(base / "made2")]) == 1
     assert finish(base, "cut", "trainer=cpu") == 0
     assert gap(result(base, "cut"), result(base, "one")) < 1e-4
     assert losses(base, "cut", "stage2") == pytest.approx(losses(base, "one", "stage2"), rel=1e-5)
 
 
-def test_a_checkpoint_of_one_process_goes_on_in_two(base: Path) -> None:
-    process = start(base, "grown", "trainer=cpu")
-    wait_for(base, "grown", "recover/stage2/step_0000002/manifest.json", process)
-    process.send_signal(signal.SIGUSR1)
-    assert process.wait(60) == 130
+def test_the_mixers_alone_are_trained_in_shards_too(base: Path) -> None:
+    """What is frozen is shared with the teacher, until both are dealt apart."""
+    options = ("recovery.stage1.tokens=0", "recovery.stage2.lr_rest=0")
+    assert finish(base, "frozen1", "trainer=cpu", *options) == 0
+    assert finish(base, "frozen2", "trainer=fsdp", *TWO, *options) == 0
+    expected = result(base, "frozen1")
+    assert all(".self_attn." in name for name in expected)
+    assert gap(result(base, "frozen2"), expected) < 1e-4
+    assert losses(base, "frozen2", "stage2") == pytest.approx(
+        losses(base, "frozen1", "stage2"), rel=1e-5
+    )
+
+
+def test_a_checkpoint_of_one_process_goes_on_in_two_and_those_in_others(base: Path) -> None:
+    """One process, then DDP, then FSDP: each ends by a signal, all of its processes with it."""
+    first = stop(base, "grown", 1, signal.SIGUSR1, "trainer=cpu")
+    step = int(first.name.removeprefix("step_")) + 1
+    second = stop(base, "grown", step, signal.SIGTERM, "trainer=ddp", *TWO)
+    assert len(list(second.glob("rank_*"))) == 1
     assert finish(base, "grown", "trainer=fsdp", *TWO) == 0
     assert gap(result(base, "grown"), result(base, "one")) < 1e-4
 
 
 def test_torchrun_starts_the_processes_too(base: Path) -> None:
-    launcher = ("-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "29517")
-    assert finish(base, "torchrun", "trainer=ddp", *TWO, launcher=launcher) == 0
+    """And the second one waits for what the first makes, recomputes, and writes nothing."""
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
+    options = ("trainer=fsdp", *TWO, "recovery.activation_checkpointing=true")
+    assert finish(base, "torchrun", *options, launcher=launcher) == 0
     assert gap(result(base, "torchrun"), result(base, "one")) < 1e-4
-    metrics = json.loads((base / "torchrun" / "metrics.json").read_text())
-    assert not metrics["recover/reused"]
+    own, expected = losses(base, "torchrun", "stage2"), losses(base, "one", "stage2")
+    assert own == pytest.approx(expected, rel=1e-5)
+    assert [step for step, _ in curve(base, "torchrun")] == list(range(1, STEPS + 1))
+    said = (base / "torchrun.log").read_text()
+    assert said.count("validation perplexity") == 4  # start and end of two stages, once each
+
+
+def curve(folder: Path, name: str) -> list[tuple[int, float]]:
+    """Steps and losses of stage 2 as the logger has written them."""
+    file = folder / name / "curves" / "metrics.csv"
+    if not file.is_file():
+        return []
+    with open(file) as lines:
+        rows = [row for row in csv.DictReader(lines) if row.get("recover/stage2/loss")]
+    return [(int(row["step"]), float(row["recover/stage2/loss"])) for row in rows]
 
 
 def test_kills_lose_no_more_than_an_interval_and_change_nothing(base: Path) -> None:
-    draw = random.Random(0)
-    for _ in range(3):
+    draw, folder = random.Random(0), base / "killed"
+    for _ in range(4):
         process = start(base, "killed", "trainer=cpu")
-        step = draw.randint(1, STEPS - 1)
-        wait_for(base, "killed", "recover/stage1/*", process)
-        deadline = time.time() + draw.uniform(0, 1)
-        while process.poll() is None and time.time() < deadline:
-            if list((base / "killed").glob(f"recover/stage2/step_{step:07d}/manifest.json")):
-                break
-            time.sleep(0.002)
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        before = steps_kept(base / "killed")
-        again = start(base, "killed", "trainer=cpu")
-        time.sleep(draw.uniform(0, 0.3))
-        os.killpg(again.pid, signal.SIGKILL)
-        again.wait()
-        assert steps_kept(base / "killed") >= before
+        wait_for(lambda: any(folder.glob("recover/*/step_*")), process)
+        end = time.time() + draw.uniform(0, 0.4)
+        wait_for(lambda: time.time() > end or process.poll() is not None)  # noqa: B023
+        kill(process)
+        reached = max((step for step, _ in curve(base, "killed")), default=0)
+        assert steps_kept(folder) >= (1000 + reached - 1 if reached else 1)
     assert finish(base, "killed", "trainer=cpu") == 0
     assert same(result(base, "killed"), result(base, "one"))
-    assert not list((base / "killed" / "recover").rglob(".*"))
-    shutil.rmtree(base / "killed")
+    assert losses(base, "killed", "stage2") == losses(base, "one", "stage2")
+    assert not list(folder.joinpath("recover").rglob(".*"))
+    assert not list(folder.joinpath("recover").rglob("step_*"))
+
+
+def kill(process: subprocess.Popen) -> None:
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def test_a_full_disk_is_one_message_and_the_same_command_goes_on(base: Path) -> None:
+    """Files of at most 1 MB: stage 1 fits, a checkpoint of stage 2 (1.4 MB) does not."""
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))
+
+    assert finish(base, "full", "trainer=cpu", before=limit) == 1
+    said = (base / "full.log").read_text()
+    assert said.count("error: cannot write") == 1 and "recover/stage2" in said
+    assert "larger than allowed" in said and "Traceback" not in said
+    assert [path.name for path in (base / "full/recover/stage1").iterdir()] == ["done"]
+    assert list((base / "full/recover/stage2").iterdir()) == []
+    assert finish(base, "full", "trainer=cpu") == 0
+    assert same(result(base, "full"), result(base, "one"))
 
 
 def steps_kept(folder: Path) -> int:

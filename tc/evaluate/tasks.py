@@ -19,6 +19,7 @@ from tc.evaluate.results import Result
 if TYPE_CHECKING:
     from lm_eval.tasks import TaskManager
 
+PACKAGES = ("lm_eval", "accelerate")
 INSTALL = "pip install 'taylor-calibrate[eval]'"
 
 FOLDERS = {
@@ -65,7 +66,7 @@ def run_tasks(
     Raises:
         TCError: if a package is missing, or a task or its documents cannot be had.
     """
-    require("lm_eval", "accelerate")
+    require(*PACKAGES)
     from tc.evaluate import harness
 
     with harness.quiet(), harness.seeded(seed):

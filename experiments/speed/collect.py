@@ -17,7 +17,7 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
 HERE = Path(__file__).parent
-PARTS = ("operator", "statistics", "decoding")
+PARTS = ("operator", "statistics", "decoding", "recovery")
 MODELS = {"teacher": "teacher", "every4": "student, every4", "none": "student, none kept"}
 COLOURS = {"teacher": "#D55E00", "every4": "#0072B2", "none": "#009E73"}
 MIB = 2**20
@@ -109,6 +109,26 @@ def decoding_table(rows: Rows) -> str:
     return markdown("Decoding", " | ".join(heads), cells)
 
 
+def recovery_table(rows: Rows) -> str:
+    """Stage 2 of recovery."""
+    head = (
+        "tokens | optimizer | teacher forward, s | student forward, s | teacher + 3 students, s |"
+        " a step, s | share of this bound | tokens/s"
+    )
+    seconds = ("teacher_forward_s", "student_forward_s", "bound_s", "step_s")
+    cells = [
+        [
+            f"{row['tokens']:,}",
+            row["optimizer"],
+            *(f"{row[name]:.2f}" for name in seconds),
+            f"{row['share_of_bound']:.2f}",
+            f"{row['tokens_per_s']:.0f}",
+        ]
+        for row in rows
+    ]
+    return markdown("Recovery, stage 2", head, cells)
+
+
 def contexts(rows: Rows) -> list[int]:
     """The lengths of the contexts, ascending."""
     return sorted({row["context"] for row in rows})
@@ -141,6 +161,7 @@ TABLES = {
     "operator": operator_table,
     "statistics": statistics_table,
     "decoding": decoding_table,
+    "recovery": recovery_table,
 }
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import math
 import statistics
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-INITS = ("copy_only", "paper", "full")
+COLOURS = {"copy_only": "C3", "paper": "C1", "full": "C0"}
 TARGETS = (1.5, 1.25, 1.2, 1.15, 1.1)
 LOOKS = 30
 
@@ -62,19 +63,28 @@ def table(curves: dict[str, dict[int, list[dict[str, Any]]]]) -> str:
 
 
 def matched(curves: dict[str, dict[int, list[dict[str, Any]]]]) -> str:
-    """Tokens that `full` needs for what another init has at its end, beside the paper's ratios."""
-    lines = ["| what | tokens of full | ratio |", "|---|---|---|"]
-    for other in ("copy_only", "paper"):
-        found = []
+    """What `full` needs for what another init has at its end, and whether it is ever behind it.
+
+    A ratio is the other's tokens over those of the first look at which `full` was as good: a lower
+    bound, infinite where that was before any training.
+    """
+    lines = ["| other | seed | its end | tokens of full | ratio | looks at which full is behind |"]
+    lines.append("|---" * 6 + "|")
+    for other in [init for init in curves if init != "full"]:
+        ratios = []
         for seed, points in curves[other].items():
-            tokens, before = needed(curves["full"][seed], points[-1]["perplexity_over_teacher"])
-            upper = tokens if tokens is not None else before
-            ratio = points[-1]["tokens"] / max(upper, 1) if tokens is not None else float("nan")
-            found.append(ratio if upper else float("inf"))
-            lines.append(
-                f"| end of {other}, seed {seed} | {before:,} to {tokens} | {found[-1]:.3g} |"
+            full, last = curves["full"][seed], points[-1]
+            tokens, before = needed(full, last["perplexity_over_teacher"])
+            ratios.append(math.inf if tokens == 0 else last["tokens"] / (tokens or math.inf))
+            behind = sum(
+                ours["perplexity"] > theirs["perplexity"]
+                for ours, theirs in zip(full, points, strict=True)
             )
-        lines.append(f"| end of {other}, median | | {statistics.median(found):.3g} |")
+            end = f"{last['perplexity_over_teacher']:.3f} x at {last['tokens']:,}"
+            told_tokens = "0" if tokens == 0 else f"{before:,} to {tokens or 'never'}"
+            cells = [other, str(seed), end, told_tokens, f"{ratios[-1]:.3g}"]
+            lines.append("| " + " | ".join([*cells, f"{behind} of {len(full)}"]) + " |")
+        lines.append(f"| {other} | median | | | {statistics.median(ratios):.3g} | |")
     return "\n".join(lines) + "\n"
 
 
@@ -86,12 +96,13 @@ def draw(curves: dict[str, dict[int, list[dict[str, Any]]]], path: Path, title: 
     from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
-    for color, (init, seeds) in zip(("C3", "C1", "C0"), curves.items(), strict=True):
+    for init, seeds in curves.items():
         for number, points in enumerate(seeds.values()):
             least = points[1]["tokens"] / 2
             tokens = [max(point["tokens"], least) for point in points]
             ratios = [point["perplexity_over_teacher"] for point in points]
-            axes.plot(tokens, ratios, "o-", ms=3, color=color, label=init if not number else None)
+            color, label = COLOURS[init], None if number else init
+            axes.plot(tokens, ratios, "o-", ms=3, color=color, label=label)
     axes.axhline(1, color="grey", linewidth=1)
     axes.set(xscale="log", yscale="log", xlabel="training tokens (leftmost: none)")
     axes.set(ylabel="validation perplexity / teacher's", title=title)
@@ -112,15 +123,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--teacher", default="smollm2_135m")
     parser.add_argument("--tokens", type=int, default=100_000)
+    parser.add_argument("--inits", nargs="+", choices=list(COLOURS), default=list(COLOURS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--output", type=Path, default=Path("out/tokens_to_target"))
     parser.add_argument("--result", type=Path, help="where the table goes, else to the output")
     parser.add_argument("--set", nargs="+", default=[], metavar="key=value", help="of every run")
     given = parser.parse_args()
     output = given.output.resolve() / given.teacher
-    curves: dict[str, dict[int, list[dict[str, Any]]]] = {init: {} for init in INITS}
+    curves: dict[str, dict[int, list[dict[str, Any]]]] = {init: {} for init in given.inits}
     for seed in given.seeds:
-        for init in INITS:
+        for init in given.inits:
             overrides = [f"teacher={given.teacher}", f"init={init}", f"seed={seed}"]
             overrides += [f"recovery.stage2.tokens={given.tokens}", f"recovery.validations={LOOKS}"]
             points = recover(output / f"{init}-{seed}", [*overrides, *given.set])
@@ -128,7 +140,11 @@ def main() -> None:
     folder = given.result or output
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "curves.json").write_text(json.dumps(curves) + "\n")
-    parts = [table(curves), matched(curves), "As published (millions of tokens):\n\n" + published()]
+    parts = [
+        table(curves),
+        matched(curves) if "full" in curves else "",
+        "As published (millions of tokens):\n\n" + published(),
+    ]
     (folder / "table.md").write_text("\n".join(parts))
     draw(curves, folder / "curve.png", given.teacher)
     print("\n".join(parts))

@@ -149,11 +149,10 @@ def _memory(config: Config, geometry: GeometryConfig, student: int, mixer: int) 
 
 def _selecting(config: Config, geometry: GeometryConfig, mixer_bytes: int) -> int:
     """Streams in front of every layer, mixers in the teacher's dtype, a chunk of logits."""
-    streams = (
-        4 * _selection_tokens(config) * geometry.hidden_size * (geometry.num_hidden_layers + 2)
-    )
+    layers = geometry.num_hidden_layers
+    streams = 4 * _selection_tokens(config) * geometry.hidden_size * (layers + 2)
     logits = 4 * 3 * KL_ROWS * geometry.vocab_size
-    mixers = mixer_bytes * geometry.num_hidden_layers if needs_all_mixers(config.policy) else 0
+    mixers = mixer_bytes * layers if needs_all_mixers(config.policy) else 0
     return streams + logits + mixers
 
 

@@ -26,10 +26,10 @@ WHAT = {
 
 
 def selection_rows(rounds: Sequence[Round], kept: Sequence[int]) -> list[list[Any]]:
-    """A row a score, of `COLUMNS`: round, layer, loss and score in nats, whether it was taken."""
+    """A row a score, of `COLUMNS`: round from 1, layer, loss and score in nats, if it was taken."""
     return [
         [number, layer, f"{loss:.6f}", f"{found.scores[layer]:.6f}", layer in taken]
-        for number, (found, taken) in enumerate(zip(rounds, _taken(rounds, kept), strict=True))
+        for number, (found, taken) in enumerate(zip(rounds, _taken(rounds, kept), strict=True), 1)
         for layer, loss in found.losses.items()
     ]
 
@@ -115,6 +115,7 @@ def _draw_path(axes: Axes, rounds: Sequence[Round]) -> None:
         place = (number, losses[number])
         axes.annotate(str(found.best(1)[0]), place, (4, 4), textcoords="offset points")
     axes.set_yscale("log")
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_xlabel("layers that keep attention")
     axes.set_ylabel("KL(teacher || student)")
 
@@ -130,7 +131,10 @@ def _draw_rounds(axes: Axes, rounds: Sequence[Round]) -> None:
         ]
         for found in rounds
     ]
-    image = axes.imshow(grid, aspect="auto", vmin=0, vmax=1)
+    edges = (-0.5, layers - 0.5, len(rounds) + 0.5, 0.5)
+    image = axes.imshow(grid, aspect="auto", vmin=0, vmax=1, extent=edges)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.get_major_locator().set_params(integer=True)
     axes.figure.colorbar(image, ax=axes, label="score / the round's best")
     axes.set_xlabel("layer")
     axes.set_ylabel("round")

@@ -386,10 +386,10 @@ class Pipeline:
             time.sleep(1)
             found = self._find(folder, Manifest(stage, made_by))
         if found is None:
-            raise TCError(
-                f"stage {stage} has left nothing in {folder}; run it first: add it to "
-                "stages=[...], or leave stages= out."
-            )
+            advice = "run it first: add it to stages=[...], or leave stages= out."
+            if self.config.policy.worker:
+                advice = "begin with policy.worker=0; the others help once it has come to select."
+            raise TCError(f"stage {stage} has left nothing in {folder}; {advice}")
         return found
 
     # ---- calibrate -------------------------------------------------------------------------------
@@ -409,7 +409,8 @@ class Pipeline:
 
     def calibrate(self) -> None:
         """Runs the teacher over the calibration tokens, once for all runs that share them."""
-        if not needs_activations(self.config.init) or not self._converts:
+        makes_mixers = self._converts or needs_all_mixers(self.config.policy)
+        if not needs_activations(self.config.init) or not makes_mixers:
             return
         parts = self._packed
 

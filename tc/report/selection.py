@@ -109,19 +109,23 @@ def _draw(path: Path, kind: PolicyKind, rounds: Sequence[Round], kept: Sequence[
 
 def _draw_path(axes: Axes, rounds: Sequence[Round]) -> None:
     """The KL divergence against the number of kept layers, with the layer that each step adds."""
+    from matplotlib.ticker import MaxNLocator
+
     losses = [rounds[0].start, *(min(found.losses.values()) for found in rounds)]
     axes.plot(range(len(losses)), losses, "o-")
     for number, found in enumerate(rounds, 1):
         place = (number, losses[number])
         axes.annotate(str(found.best(1)[0]), place, (4, 4), textcoords="offset points")
     axes.set_yscale("log")
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("layers that keep attention")
     axes.set_ylabel("KL(teacher || student)")
 
 
 def _draw_rounds(axes: Axes, rounds: Sequence[Round]) -> None:
     """The scores of every round, the layers that are kept already left white."""
+    from matplotlib.ticker import MaxNLocator
+
     layers = len(rounds[0].losses)
     # As shares of the round's best: later rounds have ever less to gain.
     grid = [
@@ -134,7 +138,7 @@ def _draw_rounds(axes: Axes, rounds: Sequence[Round]) -> None:
     edges = (-0.5, layers - 0.5, len(rounds) + 0.5, 0.5)
     image = axes.imshow(grid, aspect="auto", vmin=0, vmax=1, extent=edges)
     for axis in (axes.xaxis, axes.yaxis):
-        axis.get_major_locator().set_params(integer=True)
+        axis.set_major_locator(MaxNLocator(integer=True))
     axes.figure.colorbar(image, ax=axes, label="score / the round's best")
     axes.set_xlabel("layer")
     axes.set_ylabel("round")

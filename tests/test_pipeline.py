@@ -165,8 +165,13 @@ SEARCHES = ["ar", "ga_s2", "greedy"]
 
 
 @pytest.mark.parametrize("policy", SEARCHES)
-def test_a_search_chooses_the_layers_of_the_student(policy: str, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
+def test_a_search_chooses_the_layers_of_the_student(
+    policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, tables = tmp_path / "run", {}
+    monkeypatch.setattr(
+        tc.pipeline, "log_table", lambda _, name, *table: tables.update({name: table})
+    )
     metrics = go(folder, f"policy={policy}", "policy.share=0.67")
     student = AutoModelForCausalLM.from_pretrained(folder / "student")
     kept = [int(i) for i in metrics["select/kept"].split(", ")]
@@ -184,6 +189,8 @@ def test_a_search_chooses_the_layers_of_the_student(policy: str, tmp_path: Path)
     assert (folder / "select" / "scores.png").read_bytes()[:4] == b"\x89PNG"
     artifacts = json.loads((folder / "artifacts.json").read_text())
     assert {"select", "scores of layers"} <= set(artifacts)
+    assert tables["select"][1] == [[policy, metrics["select/kept"]]]
+    assert len(tables["scores of layers"][1]) == metrics["select/scores"] - 1
 
 
 def test_a_search_keeps_as_many_layers_as_there_are_at_most(tmp_path: Path) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from tc.artifacts import MANIFEST, read_manifest
+from tc.config import PolicyKind
 from tc.errors import TCError
-from tc.select import SharedLosses, Variant, greedy_path
+from tc.select import SharedLosses, Variant, greedy_path, num_scores
 
 FACTS = {"teacher": "x", "tokens": "y"}
 ROUND = [(i,) for i in range(6)]
@@ -90,6 +92,22 @@ def test_workers_find_what_one_would(tmp_path: Path, workers: int) -> None:
             made += loss.made
     assert all(path == whole for path in found.values())
     assert len(made) == len(set(map(frozenset, made))) == 1 + 6 + 5 + 4 + 3
+
+
+def test_workers_at_the_same_time_find_what_one_would(tmp_path: Path) -> None:
+    whole = greedy_path(shared(tmp_path / "whole", Counted()), 12, 5)
+    losses = [Counted() for _ in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        paths = pool.map(
+            lambda worker: greedy_path(shared(tmp_path / "a", losses[worker], worker, 4), 12, 5),
+            range(4),
+        )
+        assert all(path == whole for path in paths)
+    done = {frozenset(variant) for loss in losses for variant in loss.made}
+    assert len(done) == num_scores(PolicyKind.greedy, 12, 5)
+    assert {path.name for path in (tmp_path / "a").iterdir()} == {
+        path.name for path in (tmp_path / "whole").iterdir()
+    }
 
 
 def test_the_order_in_which_layers_were_chosen_does_not_count(tmp_path: Path) -> None:

@@ -70,7 +70,10 @@ def hash_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-ROOMS = ("teacher", "data", "stats", "student", "init", "align", "recovery", "evaluate")
+ROOMS = (
+    *("teacher", "data", "stats", "student", "init", "align"),
+    *("recovery", "select", "evaluate"),
+)
 """The rooms that results follow from, lowest first; a lower one never imports a higher one."""
 
 BELOW_ALL = ("config.py", "artifacts.py", "optim.py")

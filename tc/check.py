@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from tc.config import (
     LoggerKind,
     Measure,
     OutputGate,
+    PolicyConfig,
     PolicyKind,
     ReadOut,
     RulerConfig,
@@ -29,6 +31,7 @@ from tc.config import (
 from tc.data import config_problems, missing_sources
 from tc.errors import TCError, one_message
 from tc.evaluate import offline, ruler, tasks
+from tc.policy import SEARCHES, num_kept, searches
 from tc.teacher.embedded import embedded_path
 
 AT_LEAST = {
@@ -39,6 +42,9 @@ AT_LEAST = {
     "data.selection_tokens": 1,
     "data.max_documents": 3,
     "policy.stride": 1,
+    "policy.count": 1,
+    "policy.workers": 1,
+    "policy.worker": 0,
     "align.steps": 1,
     "align.batch_sequences": 1,
     "align.lr_projections": 0,
@@ -150,26 +156,85 @@ def _data(config: Config) -> Iterator[str]:
             )
 
 
+COUNTED = ("share", "count", "tokens", "workers", "worker")
+POLICY_KEYS = {
+    PolicyKind.every: ("stride",),
+    PolicyKind.layers: ("keep", "num_layers"),
+    PolicyKind.ratio: ("share",),
+    **dict.fromkeys(SEARCHES, COUNTED),
+}
+"""The keys that each kind of policy reads, besides name and kind."""
+
+
 def _policy(config: Config) -> Iterator[str]:
-    policy = config.policy
-    if policy.kind is PolicyKind.every and policy.stride is None:
+    policy, kind = config.policy, config.policy.kind
+    for key in fields(PolicyConfig)[2:]:
+        value = getattr(policy, key.name)
+        if value != key.default and key.name not in POLICY_KEYS.get(kind, ()):
+            yield f"policy.{key.name}={value} would be ignored by policy.kind={kind.value}"
+    if kind is PolicyKind.every and policy.stride is None:
         yield "policy.stride has no value; policy.kind=every needs one, such as 4"
-    if policy.kind is not PolicyKind.every and policy.stride is not None:
-        yield f"policy.stride={policy.stride} would be ignored by policy.kind={policy.kind.value}"
-    if policy.kind is not PolicyKind.layers and policy.keep is not None:
-        yield f"policy.keep={policy.keep} would be ignored by policy.kind={policy.kind.value}"
-    if policy.kind is PolicyKind.layers:
-        yield from _keep(policy.keep, config.teacher.geometry)
+    if kind is PolicyKind.layers and not policy.keep:
+        yield (
+            "policy.keep has no value; policy.kind=layers needs a list, such as policy.keep=[0,4]"
+        )
+    if kind is PolicyKind.ratio and policy.share is None:
+        yield "policy.share has no value; policy.kind=ratio needs one, such as 0.25"
+    if policy.share is not None and not 0 < policy.share <= 1:
+        yield f"policy.share={policy.share}: above 0 and at most 1 is allowed"
+    if searches(policy):
+        yield from _search(config)
+    yield from _layers(config, config.teacher.geometry)
 
 
-def _keep(keep: list[int] | None, geometry: GeometryConfig | None) -> Iterator[str]:
-    if not keep:
-        yield "policy.keep has no value; policy.kind=layers needs a list, such as policy.keep=[0,4]"
+def _search(config: Config) -> Iterator[str]:
+    """What a policy that scores layers needs."""
+    policy, kind = config.policy, config.policy.kind.value
+    if (policy.count is None) == (policy.share is None):
+        yield (
+            f"policy.count={policy.count} and policy.share={policy.share}: policy.kind={kind} "
+            "needs one of the two, such as policy.count=8 or policy.share=0.25"
+        )
+    if policy.tokens < config.data.sequence_length:
+        yield (
+            f"policy.tokens={policy.tokens} is less than one sequence; at least "
+            f"data.sequence_length={config.data.sequence_length} is allowed"
+        )
+    if policy.worker >= policy.workers:
+        yield (
+            f"policy.worker={policy.worker}: with policy.workers={policy.workers}, 0 to "
+            f"{policy.workers - 1} are allowed"
+        )
+    if policy.worker > 0 and "select" not in config.stages:
+        yield f"policy.worker={policy.worker} helps in stage select, which stages lacks; add it"
+
+
+def _layers(config: Config, geometry: GeometryConfig | None) -> Iterator[str]:
+    """What is wrong with a policy for a teacher of so many layers, as far as they are known."""
+    policy = config.policy
+    layers = geometry.num_hidden_layers if geometry else None
+    if policy.keep:
+        yield from _keep(policy.keep, layers)
+    if layers is None:
         return
-    last = geometry.num_hidden_layers - 1 if geometry else None
-    outside = [i for i in keep if i < 0 or (last is not None and i > last)]
+    if policy.num_layers not in (None, layers):
+        yield (
+            f"policy={policy.name} is a list for {policy.num_layers} layers; teacher "
+            f"{config.teacher.name} has {layers}: take another policy"
+        )
+    if policy.count is not None and policy.count > layers:
+        yield f"policy.count={policy.count}: the teacher has {layers} layers, so 1 to {layers}"
+    if policy.share is not None and 0 < policy.share <= 1 and num_kept(policy, layers) == 0:
+        yield (
+            f"policy.share={policy.share} keeps none of {layers} layers; at least "
+            f"{0.5 / layers:.2g} is allowed, or take policy=none"
+        )
+
+
+def _keep(keep: list[int], layers: int | None) -> Iterator[str]:
+    outside = [i for i in keep if i < 0 or (layers is not None and i >= layers)]
     if outside:
-        allowed = f"0 to {last}" if last is not None else "0 and above"
+        allowed = f"0 to {layers - 1}" if layers is not None else "0 and above"
         yield f"policy.keep={keep}: layers {allowed} are allowed, not {outside}"
     if len(set(keep)) < len(keep):
         yield f"policy.keep={keep} names a layer twice"
@@ -347,8 +412,8 @@ def require_layers(config: Config, geometry: GeometryConfig) -> None:
     """Checks the policy against the teacher's own number of layers, before weights are read.
 
     Raises:
-        TCError: if a kept layer does not exist.
+        TCError: if a kept layer does not exist, or the policy is for another number of layers.
     """
-    problems = list(_keep(config.policy.keep, geometry)) if config.policy.keep else []
+    problems = list(_layers(config, geometry))
     if problems:
-        raise TCError(problems[0])
+        raise one_message(problems, "the configuration cannot be run:")

@@ -19,8 +19,14 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 
 from tc.errors import one_message
 
-STAGES = ("data", "calibrate", "initialise", "align", "blocks", "recover", "student", "evaluate")
-"""The stages of a run, in order. A later one needs what the earlier ones left."""
+STAGES = (
+    *("data", "calibrate", "initialise", "align", "select"),
+    *("blocks", "recover", "student", "evaluate"),
+)
+"""The stages of a run, in order. A later one needs what the earlier ones left.
+
+`select` comes right after `data` where it bypasses layers of the teacher (`policy.kind=ar`).
+"""
 
 TIMED = ("teacher", "data", "training_text", *STAGES[1:])
 """What the total time is the sum of; what was found and not redone counts as it took when made."""
@@ -58,6 +64,10 @@ class PolicyKind(Enum):
     none = "none"
     all = "all"
     layers = "layers"
+    ratio = "ratio"
+    ar = "ar"
+    ga_s2 = "ga_s2"
+    greedy = "greedy"
 
 
 class Decay(Enum):
@@ -285,15 +295,30 @@ class PolicyConfig:
     """Which layers keep softmax attention.
 
     Attributes:
-        kind: `every` (0, stride, 2 stride, ...), `none`, `all`, or `layers`.
+        kind: `every` (0, stride, 2 stride, ...), `none`, `all`, `layers`, `ratio` (a share, spread
+            evenly), or a search, which scores layers on selection tokens: `ar` (the teacher with
+            one layer's attention bypassed), `ga_s2` (students that keep one layer), `greedy`
+            (layers added one by one).
         stride: the distance of two kept layers (`every`).
         keep: the kept layers (`layers`).
+        num_layers: the layers of the teacher that a published list is for, or null (`layers`).
+        share: the share of layers that are kept, rounded to a whole number (`ratio`, searches).
+        count: how many are kept, in place of a share (searches).
+        tokens: selection tokens that a search scores on, at most.
+        workers: processes that share the scoring of a search, all with one run folder.
+        worker: this one among them. 0 does the whole run, the others help in stage `select` alone.
     """
 
     name: str = MISSING
     kind: PolicyKind = MISSING
     stride: int | None = None
     keep: list[int] | None = None
+    num_layers: int | None = None
+    share: float | None = None
+    count: int | None = None
+    tokens: int = 2048
+    workers: int = 1
+    worker: int = 0
 
 
 @dataclass
@@ -678,6 +703,7 @@ ROUNDING = (
     *("recovery.activation_checkpointing", "eval.batch_sequences"),
     *("eval.tasks.batch_size", "eval.ruler.batch_size"),
     *("recovery.stage1.micro_sequences", "recovery.stage2.micro_sequences"),
+    *("policy.workers", "policy.worker"),
 )
 """Keys that say how the work is cut: results follow from them in the last digits alone."""
 

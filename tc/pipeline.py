@@ -38,9 +38,11 @@ from tc.artifacts import (
 )
 from tc.check import require_layers, validate
 from tc.config import (
+    STAGES,
     TIMED,
     Accelerator,
     Config,
+    PolicyKind,
     RecoveryStageConfig,
     Strategy,
     science,
@@ -70,7 +72,7 @@ from tc.init import (
 )
 from tc.meter import Meter
 from tc.plan import make_plan
-from tc.policy import converted_layers
+from tc.policy import kept_layers, needs_all_mixers, num_kept, others, searches
 from tc.recovery import (
     Stage,
     Watch,
@@ -80,8 +82,17 @@ from tc.recovery import (
     run_stage,
     student_of,
 )
-from tc.report import draw_recovery, show_plan, show_summary, summary_tables
+from tc.report import (
+    SELECTION_COLUMNS,
+    draw_recovery,
+    selection_rows,
+    show_plan,
+    show_summary,
+    summary_tables,
+    write_selection,
+)
 from tc.run_folder import RunFolder
+from tc.select import BypassLoss, HybridLoss, Loss, Round, SharedLosses, num_scores, search
 from tc.stats import PARTS, Calibration, LayerBatch, calibrate
 from tc.student.hybrid import build_student
 from tc.student.mixer import GatedDeltaNet, MixerForm, mixer_state
@@ -117,6 +128,8 @@ def run(cfg: DictConfig, overrides: Sequence[str] = ()) -> float | None:
             return Pipeline(
                 config, RunFolder.of_another(Path(config.run_dir)), science(cfg), rank
             ).run()
+    if config.policy.worker > 0:
+        return Pipeline(config, RunFolder.of_another(Path(config.run_dir)), science(cfg)).run()
     folder = RunFolder(Path(config.run_dir), cfg, config.resume)
     handler = folder.log_to_file()
     try:
@@ -158,18 +171,22 @@ class Pipeline:
             "calibrate": self.calibrate,
             "initialise": self.initialise,
             "align": self.align,
+            "select": self.select,
             "blocks": self.blocks,
             "recover": self.recover,
             "student": self.student,
             "evaluate": self.evaluate,
         }
+        order = _order(self.config.policy.kind)
         if self.rank:
-            stages = {"recover": self.recover}
-        for name, stage in stages.items():
+            order = ["recover"]
+        elif self.config.policy.worker:
+            order = ["select"]
+        for name in order:
             if name in self.config.stages:
                 log.info("stage %s", name)
-                stage()
-        if self.rank:
+                stages[name]()
+        if self.rank or self.config.policy.worker:
             return None
         self._report()
         return self.metrics.get("student/perplexity")
@@ -193,10 +210,34 @@ class Pipeline:
             return None
         return make_logger(self.config.logger, self.folder.path, self.facts)
 
+    @property
+    def _num_layers(self) -> int:
+        return self.teacher.geometry.num_hidden_layers
+
+    @property
+    def _converts(self) -> bool:
+        """Whether any layer is converted, which is known before any is chosen."""
+        return num_kept(self.config.policy, self._num_layers) < self._num_layers
+
     @cached_property
     def converted(self) -> list[int]:
-        """The layers that become Gated DeltaNet."""
-        return converted_layers(self.config.policy, self.teacher.geometry.num_hidden_layers)
+        """The layers that become Gated DeltaNet.
+
+        Raises:
+            TCError: if they are yet to be searched for.
+        """
+        policy = self.config.policy
+        if searches(policy):
+            found = self._require("select", self.path("select"), self._selection_made_by)
+            return others(found.info["kept"], self._num_layers)
+        return others(kept_layers(policy, self._num_layers), self._num_layers)
+
+    @property
+    def candidates(self) -> list[int]:
+        """The layers that get a mixer: those that are converted, or all where students compete."""
+        if needs_all_mixers(self.config.policy):
+            return list(range(self._num_layers))
+        return self.converted
 
     @cached_property
     def form(self) -> MixerForm:
@@ -345,10 +386,10 @@ class Pipeline:
             time.sleep(1)
             found = self._find(folder, Manifest(stage, made_by))
         if found is None:
-            raise TCError(
-                f"stage {stage} has left nothing in {folder}; run it first: add it to "
-                "stages=[...], or leave stages= out."
-            )
+            advice = "run it first: add it to stages=[...], or leave stages= out."
+            if self.config.policy.worker:
+                advice = "begin with policy.worker=0; the others help once it has come to select."
+            raise TCError(f"stage {stage} has left nothing in {folder}; {advice}")
         return found
 
     # ---- calibrate -------------------------------------------------------------------------------
@@ -368,7 +409,8 @@ class Pipeline:
 
     def calibrate(self) -> None:
         """Runs the teacher over the calibration tokens, once for all runs that share them."""
-        if not needs_activations(self.config.init) or not self.converted:
+        makes_mixers = self._converts or needs_all_mixers(self.config.policy)
+        if not needs_activations(self.config.init) or not makes_mixers:
             return
         parts = self._packed
 
@@ -409,8 +451,8 @@ class Pipeline:
             save_tensors(fresh / "mixer.safetensors", mixer_state(mixer))
             return info
 
-        with ui.progress(stage, len(self.converted), "layers") as advance:
-            for layer in self.converted:
+        with ui.progress(stage, len(self.candidates), "layers") as advance:
+            for layer in self.candidates:
                 wanted = Manifest(stage, {**made_by, "layer": layer})
                 folder = self._mixer_folder(stage, layer)
                 manifest, found = self._artifact(folder, wanted, partial(save, layer))
@@ -522,6 +564,97 @@ class Pipeline:
 
         self._layers("align", self._align_made_by, make)
 
+    @property
+    def _last_stage_of_layers(self) -> str:
+        return "align" if self.config.init.align else "initialise"
+
+    # ---- select: which layers keep attention -----------------------------------------------------
+
+    @cached_property
+    def _selection_text(self) -> Packed:
+        """The selection tokens that layers are scored on, and no others."""
+        packed = packed_part(self.tokens, "selection")
+        rows = self.config.policy.tokens // packed.input_ids.shape[1]
+        return Packed(packed.input_ids[:rows], packed.position_ids[:rows])
+
+    @cached_property
+    def _losses_made_by(self) -> dict[str, Any]:
+        text = self._selection_text
+        made_by = {
+            "teacher": self.teacher.identity,
+            "tokens": _digest({"ids": text.input_ids, "positions": text.position_ids}),
+            "code": code_version("select"),
+        }
+        if not needs_all_mixers(self.config.policy):
+            return made_by
+        return {**made_by, "mixers": hash_of(self._mixers_made_by(self._last_stage_of_layers))}
+
+    @cached_property
+    def _selection_made_by(self) -> dict[str, Any]:
+        policy = self.config.policy
+        return {
+            **self._losses_made_by,
+            "kind": policy.kind.value,
+            "count": num_kept(policy, self._num_layers),
+        }
+
+    def select(self) -> None:
+        """Scores layers and chooses those that keep attention, where the policy searches."""
+        policy = self.config.policy
+        if not searches(policy):
+            return
+        folder = self.path("select")
+        if policy.worker:
+            ui.say(f"worker {policy.worker}: helps to score; the run goes on in worker 0")
+            self._search()
+            return
+        manifest = self._stage("select", folder, self._selection_made_by, self._choose)
+        self.shared["scores of layers"] = self._losses_folder
+        info = manifest.info
+        # Of all scores, whichever run and process made them.
+        self.metrics["select/seconds"] = info["scores_seconds"]
+        self.metrics["select/scores"] = info["scores"]
+        self.metrics["select/policy"] = policy.name
+        self.metrics["select/kept"] = ", ".join(map(str, info["kept"]))
+
+    def _choose(self, fresh: Path) -> dict[str, Any]:
+        losses, kept, rounds = self._search()
+        log.info("layers that keep attention: %s", kept)
+        write_selection(fresh, self.config.policy.kind, rounds, kept)
+        return {
+            "kept": kept,
+            "scores": len(losses.facts),
+            "scores_seconds": round(sum(facts["seconds"] for facts in losses.facts.values()), 3),
+            "rows": selection_rows(rounds, kept),
+        }
+
+    def _search(self) -> tuple[SharedLosses, list[int], list[Round]]:
+        """Runs the search over losses of this and of other processes and runs."""
+        policy, layers = self.config.policy, self._num_layers
+        count = num_kept(policy, layers)
+        total = num_scores(policy.kind, layers, count)
+        with ui.progress("select", total, "scores") as advance:
+            losses = SharedLosses(
+                self._losses_folder,
+                self._losses_made_by,
+                self._make_loss,
+                policy.worker,
+                policy.workers,
+                advance,
+            )
+            return losses, *search(policy.kind, losses, layers, count)
+
+    @property
+    def _losses_folder(self) -> Path:
+        return self.cache / "selections" / hash_of(self._losses_made_by)
+
+    def _make_loss(self) -> Loss:
+        model, text = self.teacher.model, self._selection_text
+        if not needs_all_mixers(self.config.policy):
+            return BypassLoss(model, text)
+        stage = self._last_stage_of_layers
+        return HybridLoss(model, {i: self.mixer(stage, i) for i in self.candidates}, text)
+
     # ---- blocks: consecutive converted layers, one block after another ---------------------------
 
     @cached_property
@@ -582,7 +715,7 @@ class Pipeline:
     @property
     def _stages_of_recovery(self) -> dict[str, RecoveryStageConfig]:
         """The stages that have something to train: none where no layer is converted."""
-        return self.config.recovery.stages if self.converted else {}
+        return self.config.recovery.stages if self._converts else {}
 
     def _recovered_made_by(self, name: str) -> dict[str, Any]:
         """What a stage of recovery is made by: the stages before it, its recipe, its text."""
@@ -675,9 +808,7 @@ class Pipeline:
 
     @property
     def _last_stage(self) -> str:
-        if self._has_blocks:
-            return "blocks"
-        return "align" if self.config.init.align else "initialise"
+        return "blocks" if self._has_blocks else self._last_stage_of_layers
 
     @property
     def _has_blocks(self) -> bool:
@@ -844,20 +975,34 @@ class Pipeline:
     def _histories(self) -> dict[str, list[dict[str, Any]]]:
         """The curves of the finished stages of recovery."""
         found = {}
-        for name in self._stages_of_recovery:
+        for name in self._stages_of_recovery if self._is_decided else ():
             wanted = Manifest(f"recover {name}", self._recovered_made_by(name))
             manifest = self._find(self._recovered_folder(name) / "done", wanted)
             if manifest is not None:
                 found[name] = manifest.info["history"]
         return found
 
+    @property
+    def _selection(self) -> Manifest | None:
+        return self._find(self.path("select"), Manifest("select", self._selection_made_by))
+
+    @property
+    def _is_decided(self) -> bool:
+        """Whether it is known which layers are converted."""
+        return not searches(self.config.policy) or self._selection is not None
+
+    def _score_tables(self) -> list[tuple[str, list[str], list[list[Any]]]]:
+        if not searches(self.config.policy) or self._selection is None:
+            return []
+        return [("scores of layers", SELECTION_COLUMNS, self._selection.info["rows"])]
+
     def _log_curves(self) -> None:
         assert self.logger is not None
         made = []
-        if self.config.init.align:
-            layers = [(i, {**self._align_made_by, "layer": i}) for i in self.converted]
+        if self.config.init.align and self._is_decided:
+            layers = [(i, {**self._align_made_by, "layer": i}) for i in self.candidates]
             made += [("align", "layer", first, made_by) for first, made_by in layers]
-        if self._has_blocks:
+        if self._has_blocks and self._is_decided:
             blocks = [(block[0], self._block_made_by(block)) for block in self._blocks]
             made += [("blocks", "first_layer", first, made_by) for first, made_by in blocks]
         for stage, key, first, made_by in made:
@@ -867,9 +1012,17 @@ class Pipeline:
                 self.logger.log_metrics(point, step)
         numbers = {k: v for k, v in self.metrics.items() if isinstance(v, int | float)}
         self.logger.log_metrics(numbers)
-        for title, columns, rows in summary_tables(self.metrics):
+        for title, columns, rows in [*summary_tables(self.metrics), *self._score_tables()]:
             log_table(self.logger, title, columns, rows)
         self.logger.finalize("success")
+
+
+def _order(kind: PolicyKind) -> list[str]:
+    """The stages in the order that a policy needs: a search in the teacher comes first."""
+    if kind is not PolicyKind.ar:
+        return list(STAGES)
+    rest = [name for name in STAGES if name != "select"]
+    return [rest[0], "select", *rest[1:]]
 
 
 @contextmanager

@@ -9,8 +9,9 @@ import torch
 
 from tc.config import Accelerator, Config, GeometryConfig, Precision, Strategy
 from tc.init import needs_activations
-from tc.policy import converted_layers, kept_layers
+from tc.policy import kept_layers, needs_all_mixers, num_kept, searches
 from tc.recovery import KL_ROWS
+from tc.select import num_scores
 from tc.student.mixer import GatedDeltaNet, MixerForm
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -25,8 +26,9 @@ class Plan:
 
     Attributes:
         geometry: the teacher's sizes.
-        kept: layers that keep attention.
-        converted: layers that become Gated DeltaNet.
+        num_kept: how many layers keep attention.
+        kept: which ones, or None where the policy is yet to search for them.
+        scores: how many models the search scores.
         mixer_parameters: of one mixer, in FLA's form.
         student_parameters: of the whole student.
         memory_bytes: estimated peak of the stages that use one device.
@@ -38,8 +40,9 @@ class Plan:
     """
 
     geometry: GeometryConfig
-    kept: list[int]
-    converted: list[int]
+    num_kept: int
+    kept: list[int] | None
+    scores: int
     mixer_parameters: int
     student_parameters: int
     memory_bytes: int
@@ -51,20 +54,23 @@ class Plan:
 
 def make_plan(config: Config, geometry: GeometryConfig) -> Plan:
     """Prices a configuration for a teacher of the given sizes."""
-    converted = converted_layers(config.policy, geometry.num_hidden_layers)
+    policy, layers = config.policy, geometry.num_hidden_layers
+    kept = num_kept(policy, layers)
+    converted = layers - kept
     mixer = mixer_parameters(geometry, config.student.use_gate)
-    student = geometry.parameters + len(converted) * (mixer - attention_parameters(geometry))
-    flops = _flops(config, geometry, len(converted), mixer)
+    student = geometry.parameters + converted * (mixer - attention_parameters(geometry))
+    flops = _flops(config, geometry, converted, mixer)
     rate = matmul_rate(config)
     return Plan(
         geometry=geometry,
-        kept=kept_layers(config.policy, geometry.num_hidden_layers),
-        converted=converted,
+        num_kept=kept,
+        kept=None if searches(policy) else kept_layers(policy, layers),
+        scores=num_scores(policy.kind, layers, kept) if searches(policy) else 0,
         mixer_parameters=mixer,
         student_parameters=student,
         memory_bytes=_memory(config, geometry, student, mixer),
-        recovery_bytes=recovery_memory(config, geometry, len(converted) * mixer),
-        disk_bytes=_disk(config, geometry, student, len(converted) * mixer),
+        recovery_bytes=recovery_memory(config, geometry, converted * mixer),
+        disk_bytes=_disk(config, geometry, student, _with_mixer(config, geometry) * mixer),
         flops=flops,
         seconds=None if rate is None else flops / rate,
     )
@@ -97,6 +103,17 @@ def _has_blocks(config: Config) -> bool:
     return config.init.align and config.align.block_steps > 0
 
 
+def _with_mixer(config: Config, geometry: GeometryConfig) -> int:
+    """How many layers get a mixer: of these, a search may keep some."""
+    layers = geometry.num_hidden_layers
+    kept = 0 if needs_all_mixers(config.policy) else num_kept(config.policy, layers)
+    return layers - kept
+
+
+def _selection_tokens(config: Config) -> int:
+    return min(config.policy.tokens, config.data.selection_tokens)
+
+
 def _tokens(config: Config) -> int:
     return config.data.calibration_tokens + config.data.selection_tokens
 
@@ -125,7 +142,18 @@ def _memory(config: Config, geometry: GeometryConfig, student: int, mixer: int) 
         stages.append(activations + training)
     if _has_blocks(config):
         stages.append(block)
+    if searches(config.policy):
+        stages.append(_selecting(config, geometry, mixer * size))
     return PROGRAM_BYTES + teacher + max(stages)
+
+
+def _selecting(config: Config, geometry: GeometryConfig, mixer_bytes: int) -> int:
+    """Streams in front of every layer, mixers in the teacher's dtype, a chunk of logits."""
+    layers = geometry.num_hidden_layers
+    streams = 4 * _selection_tokens(config) * geometry.hidden_size * (layers + 2)
+    logits = 4 * 3 * KL_ROWS * geometry.vocab_size
+    mixers = mixer_bytes * layers if needs_all_mixers(config.policy) else 0
+    return streams + logits + mixers
 
 
 TRAINED_BYTES = 16
@@ -183,23 +211,41 @@ def _flops(config: Config, geometry: GeometryConfig, converted: int, mixer: int)
     """Multiply-adds count twice; attention scores and the recurrence are left out."""
     align, data = config.align, config.data
     evaluate = (3 + bool(config.recovery.stages)) * 2 * geometry.parameters * config.eval.tokens
+    select, made = _selection_flops(config, geometry), _with_mixer(config, geometry)
     if not needs_activations(config.init):
-        return float(evaluate + _recovery_flops(config, geometry))
+        return float(evaluate + select + _recovery_flops(config, geometry))
     calibrate = 2 * geometry.parameters * _tokens(config)
     passes = 3 * _tokens(config)  # gate, features for the read-out, the error
     gram = 2 * _context(geometry) * (_context(geometry) + geometry.hidden_size) * _tokens(config)
-    initialise = converted * (2 * mixer * passes + gram)
+    initialise = made * (2 * mixer * passes + gram)
     steps = align.steps * align.batch_sequences * data.sequence_length
     checks = (align.steps // align.check_every + 2) * data.selection_tokens
-    train = converted * 2 * mixer * (3 * steps + checks) if config.init.align else 0
+    train = made * 2 * mixer * (3 * steps + checks) if config.init.align else 0
     layers = 2 * geometry.parameters * converted / geometry.num_hidden_layers
     block_steps = align.block_steps * align.batch_sequences * data.sequence_length
     block_checks = (align.block_steps // align.check_every + 2) * data.selection_tokens
     # The stream goes once through all layers; a step needs no gradient of the teacher's weights.
     blocks = calibrate + layers * (2.5 * block_steps + block_checks) if _has_blocks(config) else 0
     return float(
-        evaluate + calibrate + initialise + train + blocks + _recovery_flops(config, geometry)
+        evaluate
+        + calibrate
+        + initialise
+        + train
+        + select
+        + blocks
+        + _recovery_flops(config, geometry)
     )
+
+
+def _selection_flops(config: Config, geometry: GeometryConfig) -> int:
+    """A score runs half of the layers on average, and the head; the teacher's too for a KL."""
+    policy, layers = config.policy, geometry.num_hidden_layers
+    if not searches(policy):
+        return 0
+    head = geometry.vocab_size * geometry.hidden_size
+    heads = 2 if needs_all_mixers(policy) else 1
+    each = 2 * _selection_tokens(config) * (geometry.parameters // 2 + heads * head)
+    return num_scores(policy.kind, layers, num_kept(policy, layers)) * each
 
 
 def _recovery_flops(config: Config, geometry: GeometryConfig) -> float:

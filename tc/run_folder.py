@@ -31,7 +31,7 @@ from tc.artifacts import (
 from tc.config import science
 from tc.errors import TCError, one_message
 
-STAGE_FOLDERS = ("data", "init", "align", "blocks", "recover", "student", "evaluate")
+STAGE_FOLDERS = ("data", "init", "align", "select", "blocks", "recover", "student", "evaluate")
 RECORDS = ("metrics.json", "metrics.csv", "artifacts.json", "environment.json", "code.diff")
 PACKAGES = (
     "torch",

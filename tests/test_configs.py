@@ -17,6 +17,15 @@ NEEDS = {
     ("teacher", "hf"): ["teacher.path=some/model"],
     ("teacher", "gguf"): ["teacher.path=model.gguf"],
     ("policy", "layers"): ["policy.keep=[0,7]"],
+    ("policy", "ratio"): ["policy.share=0.3"],
+    ("policy", "ar"): ["policy.count=7"],
+    ("policy", "ga_s2"): ["policy.share=0.25"],
+    ("policy", "greedy"): ["policy.count=8"],
+    **{
+        ("policy", f"{teacher}_{how}"): [f"teacher={teacher}"]
+        for teacher in ("qwen2_5_1_5b", "qwen2_5_3b")
+        for how in ("ar", "ga_s2")
+    },
     ("student", "no_gate"): ["init=copy_only"],
     ("trainer", "gpu"): ["dry_run=true"],
     ("data", "files"): [f"data.path=[{Path(__file__)}.txt]"],
@@ -82,6 +91,24 @@ WRONG = [
     (["policy=layers", "policy.keep=[1,1]"], "twice"),
     (["policy.keep=[1]"], "would be ignored"),
     (["policy=none", "policy.stride=4"], "would be ignored"),
+    (["policy=ratio", "policy.share=0"], "policy.share=0.0: above 0"),
+    (["policy=ratio", "policy.share=0.01"], "keeps none of 30 layers; at least 0.017"),
+    (["policy=ratio", "policy.share=0.5", "policy.count=3"], "policy.count=3 would be ignored"),
+    (["policy.workers=2"], "policy.workers=2 would be ignored by policy.kind=every"),
+    (["policy.tokens=4096"], "policy.tokens=4096 would be ignored"),
+    (["policy=greedy"], "needs one of the two, such as policy.count=8"),
+    (["policy=ar", "policy.count=3", "policy.share=0.5"], "needs one of the two"),
+    (["policy=ga_s2", "policy.count=0"], "policy.count=0: at least 1"),
+    (["policy=ga_s2", "policy.count=31"], "the teacher has 30 layers, so 1 to 30"),
+    (["policy=greedy", "policy.count=8", "policy.keep=[0]"], "policy.keep=[0] would be ignored"),
+    (["policy=greedy", "policy.count=8", "policy.tokens=511"], "less than one sequence"),
+    (["policy=greedy", "policy.count=8", "policy.worker=1"], "policy.worker=1: with"),
+    (["policy=greedy", "policy.count=8", "policy.workers=0"], "policy.workers=0: at least 1"),
+    (
+        ["policy=ar", "policy.count=8", "policy.workers=2", "policy.worker=1", "stages=[data]"],
+        "helps in stage select",
+    ),
+    (["policy=qwen2_5_1_5b_ga_s2"], "a list for 28 layers; teacher smollm2_135m has 30"),
     (["data.calibration_tokens=100"], "less than one sequence"),
     (["eval.stride=1024"], "eval.stride"),
     (["eval.stride=0"], "eval.stride=0"),
@@ -118,6 +145,9 @@ def test_all_problems_come_together() -> None:
     with pytest.raises(TCError) as error:
         validate(config("seed=-1", "eval.stride=0", "policy=layers", "policy.keep=[99]"))
     assert str(error.value).count("\n  - ") == 3
+    with pytest.raises(TCError) as error:
+        validate(config("policy=greedy", "policy.worker=1", "policy.tokens=1", "policy.stride=2"))
+    assert str(error.value).count("\n  - ") == 4
 
 
 @pytest.mark.parametrize(
@@ -138,6 +168,8 @@ def test_an_override_that_would_be_ignored_is_refused(setting: str, override: st
 def test_missing_values_are_named() -> None:
     with pytest.raises(TCError, match=r"paths\.cache_dir has no value"):
         config("paths.cache_dir=???")
+    with pytest.raises(TCError, match=r"policy\.share has no value"):
+        validate(config("policy=ratio"))
     with pytest.raises(TCError, match=r"policy\.keep has no value"):
         validate(config("policy=layers"))
 
@@ -146,6 +178,8 @@ def test_fingerprint_changes_with_results_only() -> None:
     base = fingerprint(composed())
     assert base == fingerprint(composed("run_dir=x", "logger=tensorboard", "resume=false"))
     assert base == fingerprint(composed("paths.output_dir=y", "stages=[data]", "dry_run=true"))
+    workers = ["policy=greedy", "policy.count=8", "policy.workers=4"]
+    assert fingerprint(composed(*workers)) == fingerprint(composed(*workers, "policy.worker=3"))
     for change in ("seed=1", "policy=every2", "data.min_characters=201", "align.steps=3"):
         assert base != fingerprint(composed(change))
 

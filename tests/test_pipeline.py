@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import tc.pipeline
 from tc.artifacts import hash_file, load_tensors
 from tc.config import STAGES
+from tc.data import Packed
 from tc.errors import TCError
 from tc.pipeline import run
 from tc.teacher import load_teacher
@@ -35,7 +36,7 @@ def test_every_architecture_goes_through(teacher: str, tmp_path: Path) -> None:
         assert metrics[f"{name}/perplexity"] > 1
     assert metrics["calibration_tokens"] == 512
     assert metrics["evaluation_tokens"] == 256
-    for stage in (*STAGES, "total"):
+    for stage in (*(name for name in STAGES if name != "select"), "total"):
         assert metrics[f"{stage}/seconds"] >= 0
         assert metrics[f"{stage}/peak_rss_bytes"] > 1e7
     student = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "student")
@@ -158,6 +159,152 @@ def test_blocks_learn_what_the_teachers_next_layer_reads(tmp_path: Path) -> None
             info = json.loads(record.read_text())["info"]
             assert info["error"] == pytest.approx(error, rel=1e-3)
             assert info["error"] <= info["before"]
+
+
+SEARCHES = ["ar", "ga_s2", "greedy"]
+
+
+@pytest.mark.parametrize("policy", SEARCHES)
+def test_a_search_chooses_the_layers_of_the_student(
+    policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, tables = tmp_path / "run", {}
+    monkeypatch.setattr(
+        tc.pipeline, "log_table", lambda _, name, *table: tables.update({name: table})
+    )
+    metrics = go(folder, f"policy={policy}", "policy.share=0.67")
+    student = AutoModelForCausalLM.from_pretrained(folder / "student")
+    kept = [int(i) for i in metrics["select/kept"].split(", ")]
+    assert len(kept) == 2 and sorted([*kept, *student.mixers]) == [0, 1, 2]
+    # Students need a mixer of every layer; where layers of the teacher compete, only a chosen one.
+    made = [int(path.name[-3:]) for path in sorted((folder / "align").iterdir())]
+    assert made == (list(student.mixers) if policy == "ar" else [0, 1, 2])
+    assert metrics["select/seconds"] > 0
+    assert metrics["select/scores"] == (6 if policy == "greedy" else 4)
+    scores = (folder / "select" / "scores.csv").read_text().splitlines()
+    assert scores[0] == "round,layer,loss,score,kept"
+    assert len(scores) == metrics["select/scores"]
+    assert {int(row.split(",")[1]) for row in scores if row.endswith(",True")} == set(kept)
+    assert f"Kept: {metrics['select/kept']}." in (folder / "select" / "table.md").read_text()
+    assert (folder / "select" / "scores.png").read_bytes()[:4] == b"\x89PNG"
+    artifacts = json.loads((folder / "artifacts.json").read_text())
+    assert {"select", "scores of layers"} <= set(artifacts)
+    assert tables["select"][1] == [[policy, metrics["select/kept"]]]
+    assert len(tables["scores of layers"][1]) == metrics["select/scores"] - 1
+
+
+def test_a_search_keeps_as_many_layers_as_there_are_at_most(tmp_path: Path) -> None:
+    with pytest.raises(TCError, match=r"policy\.count=4: the teacher has 3 layers"):
+        go(tmp_path / "run", "policy=greedy", "policy.count=4")
+    with pytest.raises(TCError, match=r"policy\.share=0\.1 keeps none of 3 layers"):
+        go(tmp_path / "run", "policy=ar", "policy.share=0.1")
+    metrics = go(tmp_path / "run", "policy=greedy", "policy.count=3")
+    assert metrics["student/perplexity"] == metrics["teacher/perplexity"]
+
+
+def test_searches_share_scores_and_redo_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = go(tmp_path / "one", "policy=greedy", "policy.count=2")
+    again = go(tmp_path / "one", "policy=greedy", "policy.count=2")
+    assert again["select/reused"] and again["select/seconds"] == first["select/seconds"]
+    monkeypatch.setattr(tc.pipeline, "HybridLoss", None)
+    fewer = go(tmp_path / "two", "policy=greedy", "policy.count=1")
+    single = go(tmp_path / "three", "policy=ga_s2", "policy.count=1")
+    assert fewer["select/kept"] == single["select/kept"]
+    with pytest.raises(TypeError):
+        go(tmp_path / "four", "policy=greedy", "policy.count=1", "align.steps=3")
+
+
+@pytest.mark.parametrize("policy", SEARCHES)
+def test_scores_never_see_evaluation_text(
+    policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is scored on is the head of the selection part; other evaluation text, same scores."""
+    seen: list[Packed] = []
+    name = "BypassLoss" if policy == "ar" else "HybridLoss"
+    real = getattr(tc.pipeline, name)
+
+    def noting(*args: Any) -> Any:
+        seen.append(args[-1])
+        return real(*args)
+
+    monkeypatch.setattr(tc.pipeline, name, noting)
+    options = [f"policy={policy}", "policy.count=1", "policy.tokens=64"]
+    go(tmp_path / "one", *options)
+    tokens = load_tensors(tmp_path / "one" / "data" / "tokens.safetensors")
+    (text,) = seen
+    assert torch.equal(text.input_ids, tokens["selection_ids"][:1])
+    assert torch.equal(text.position_ids, tokens["selection_positions"][:1])
+    assert not torch.equal(text.input_ids, tokens["evaluation_ids"][:1])
+    go(tmp_path / "two", *options, "eval.tokens=128")
+    assert len(seen) == 1  # found: nothing that the scores follow from is of the evaluation
+    go(tmp_path / "three", *options[:2], "policy.tokens=128")
+    assert len(seen) == 2
+
+
+def test_a_stopped_search_continues_score_by_score(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ["policy=greedy", "policy.count=2", "stages=[data,calibrate,initialise,align,select]"]
+    want = go(tmp_path / "whole" / "run", *options)["select/kept"]
+    real, asked = tc.pipeline.HybridLoss, []
+
+    class Stopping(real):
+        def __call__(self, variant: Any) -> float:
+            if len(asked) == 3:
+                raise KeyboardInterrupt
+            asked.append(variant)
+            return super().__call__(variant)
+
+    monkeypatch.setattr(tc.pipeline, "HybridLoss", Stopping)
+    with pytest.raises(KeyboardInterrupt):
+        go(tmp_path / "stopped" / "run", *options)
+    assert not (tmp_path / "stopped" / "run" / "select").exists()
+    monkeypatch.setattr(tc.pipeline, "HybridLoss", real)
+    metrics = go(tmp_path / "stopped" / "run", *options)
+    assert metrics["select/kept"] == want
+    done = list((tmp_path / "stopped" / "cache").glob("selections/*/*.json"))
+    assert len(done) == 1 + metrics["select/scores"] and len(asked) == 3
+
+
+def test_a_second_worker_leaves_the_first_one_nothing_to_score(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ["policy=greedy", "policy.count=2", "policy.workers=2"]
+    helper = [*options, "policy.worker=1"]
+    folder = tmp_path / "run"
+    places = [f"run_dir={folder}", f"paths.cache_dir={tmp_path / 'cache'}"]
+    with pytest.raises(TCError, match=r"begin with policy\.worker=0"):
+        run(composed(*SMOKE, *places, *helper))
+    assert not folder.exists()
+    go(folder, *options, "stages=[data,calibrate,initialise,align]")
+    before = sorted(folder.rglob("*"))
+    assert run(composed(*SMOKE, *places, *helper)) is None
+    assert sorted(folder.rglob("*")) == before
+    monkeypatch.setattr(tc.pipeline, "HybridLoss", None)
+    shared = go(folder, *options)
+    monkeypatch.undo()
+    alone = go(tmp_path / "alone" / "run", "policy=greedy", "policy.count=2")
+    for key in ("select/kept", "student/perplexity"):
+        assert shared[key] == alone[key]
+
+
+def test_later_stages_need_the_search(tmp_path: Path) -> None:
+    options = ["policy=ga_s2", "policy.count=1"]
+    go(tmp_path / "run", *options, "stages=[data,calibrate,initialise,align]")
+    with pytest.raises(TCError, match="stage select has left nothing"):
+        go(tmp_path / "run", *options, "stages=[blocks]")
+    go(tmp_path / "run", *options, "stages=[select]")
+    go(tmp_path / "run", *options, "stages=[blocks]")
+
+
+def test_a_published_list_is_for_teachers_of_its_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tc.pipeline, "load_teacher", None)
+    with pytest.raises(TCError, match=r"qwen2_5_1_5b_ar is a list for 28 layers; .* has 3"):
+        go(tmp_path / "run", "policy=qwen2_5_1_5b_ar", "policy.stride=null", "policy.keep=[0]")
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -330,6 +477,21 @@ def test_dry_run_loads_and_writes_nothing(
     said = capsys.readouterr().out
     assert "9: 0, 4, 8, 12, 16, 20, 24, 28, 32" in said
     assert "8,190,735,360" in said
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("policy", "scores"), [("ar", 37), ("ga_s2", 37), ("greedy", 289)])
+def test_dry_run_prices_a_search(
+    policy: str,
+    scores: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(tc.pipeline, "load_teacher", None)
+    options = [f"policy={policy}", "policy.count=9", f"run_dir={tmp_path}/run"]
+    run(composed("teacher=qwen3_8b", "dry_run=true", *options))
+    assert f"9, chosen by {scores} scores" in capsys.readouterr().out
     assert not (tmp_path / "run").exists()
 
 

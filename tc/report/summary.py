@@ -8,6 +8,7 @@ from typing import Any
 from tc import ui
 from tc.config import TIMED
 from tc.plan import Plan
+from tc.policy import others
 
 
 def show_summary(metrics: dict[str, Any], run_dir: Path) -> None:
@@ -35,6 +36,10 @@ def show_summary(metrics: dict[str, Any], run_dir: Path) -> None:
 def summary_tables(metrics: dict[str, Any]) -> list[tuple[str, list[str], list[list[Any]]]]:
     """Title, columns and rows of the tables that end a run."""
     tables = [("stages", ["stage", "wall time", "peak memory", ""], _stage_rows(metrics))]
+    if "select/kept" in metrics:
+        columns = ["policy", "layers that keep attention"]
+        rows = [[metrics["select/policy"], metrics["select/kept"]]]
+        tables.append(("select", columns, rows))
     if "student/perplexity" in metrics:
         title = f"perplexity on {metrics['evaluation_tokens']:,} held-out tokens"
         columns = ["model", "perplexity", "standard error", "x teacher"]
@@ -81,8 +86,7 @@ def show_plan(yaml: str, plan: Plan) -> None:
     if plan.seconds is not None:
         seconds = f"about {ui.duration(plan.seconds)}, besides reading and writing"
     rows = [
-        ["layers that keep attention", _listed(plan.kept)],
-        ["layers that are converted", _listed(plan.converted)],
+        *_layer_rows(plan),
         ["teacher parameters", f"{sizes.parameters:,}"],
         ["student parameters", f"{plan.student_parameters:,}"],
         ["parameters of a mixer", f"{plan.mixer_parameters:,}"],
@@ -93,6 +97,19 @@ def show_plan(yaml: str, plan: Plan) -> None:
         ["time on this machine", seconds],
     ]
     ui.table("plan (nothing was loaded or written)", ["", "value"], rows)
+
+
+def _layer_rows(plan: Plan) -> list[list[str]]:
+    num_layers = plan.geometry.num_hidden_layers
+    if plan.kept is None:
+        return [
+            ["layers that keep attention", f"{plan.num_kept}, chosen by {plan.scores} scores"],
+            ["layers that are converted", f"{num_layers - plan.num_kept}"],
+        ]
+    return [
+        ["layers that keep attention", _listed(plan.kept)],
+        ["layers that are converted", _listed(others(plan.kept, num_layers))],
+    ]
 
 
 def _recovery_row(plan: Plan) -> list[list[str]]:

@@ -70,7 +70,7 @@ class Stream:
         self, model: PreTrainedModel, input_ids: torch.Tensor, position_ids: torch.Tensor
     ) -> None:
         self.model, self.input_ids, self.position_ids = model, input_ids, position_ids
-        self.hidden = torch.cat([self._begin(rows) for rows in self._batches()])
+        self.hidden = torch.cat([self._begin(rows) for rows in self.batches()])
 
     def __len__(self) -> int:
         return len(self.input_ids)
@@ -80,28 +80,29 @@ class Stream:
         """N * T."""
         return self.input_ids.numel()
 
-    def run(self, layers: Iterable[nn.Module], rows: slice | torch.Tensor) -> torch.Tensor:
+    def run(self, layers: Iterable[Any], rows: slice | torch.Tensor) -> torch.Tensor:
         """The stream of some sequences behind some layers, `[B, T, D]` float32, on their device."""
         _, around = layer_inputs(self.model, self.input_ids[rows], self.position_ids[rows])
         hidden = self.hidden[rows].to(self.model.device)
         for layer in layers:
-            dtype = next(layer.parameters()).dtype
+            dtype = layer.input_layernorm.weight.dtype  # a mixer has parameters in another one
             hidden = layer(hidden.to(dtype), **_cast(around, dtype))
         return hidden.float()
 
     @torch.no_grad()
     def advance(self, layers: list[nn.Module]) -> None:
         """Carries the whole stream through some layers, in place."""
-        for rows in self._batches():
+        for rows in self.batches():
             self.hidden[rows] = self.run(layers, rows).cpu()
+
+    def batches(self) -> Iterator[slice]:
+        """The sequences, so many at a time as go through a layer at once."""
+        for start in range(0, len(self), BATCH):
+            yield slice(start, start + BATCH)
 
     def _begin(self, rows: slice) -> torch.Tensor:
         hidden, _ = layer_inputs(self.model, self.input_ids[rows], self.position_ids[rows])
         return hidden.float().cpu()
-
-    def _batches(self) -> Iterator[slice]:
-        for start in range(0, len(self), BATCH):
-            yield slice(start, start + BATCH)
 
 
 def _cast(around: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:

@@ -140,7 +140,7 @@ def _manager(cfg: TasksConfig, folder: Path) -> TaskManager:
 
 def _offline(suites: list[str]) -> list[str]:
     """The tasks of offline suites, whose documents are local."""
-    names = list(LOCAL) if "offline" in suites else []
+    names = SUITES["offline"] if "offline" in suites else []
     return names + (mmlu_tasks() if "offline_mmlu" in suites else [])
 
 

@@ -53,7 +53,7 @@ echo "Resolving what a CPU run needs ..."
 frozen triton flash-linear-attention fla-core >"$work/base"
 
 echo "Resolving what the tests add ..."
-"${install[@]}" -c "$work/torch.txt" -c "$work/base" "$work/src[gpu,wandb,slurm,dev]"
+"${install[@]}" -c "$work/torch.txt" -c "$work/base" "$work/src[gpu,eval,wandb,slurm,dev]"
 frozen >"$work/all"
 # triton has wheels for Linux alone.
 LC_ALL=C comm -13 <(LC_ALL=C sort "$work/base") <(LC_ALL=C sort "$work/all") |

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -331,12 +331,16 @@ def _tasks(cfg: TasksConfig) -> Iterator[str]:
             yield f"eval.tasks.include={cfg.include}: {folder} is not a folder"
 
 
+def _once(given: Sequence[Any], allowed: Container[Any]) -> bool:
+    return len(set(given)) == len(given) and all(value in allowed for value in given)
+
+
 def _ruler(cfg: RulerConfig) -> Iterator[str]:
-    if not cfg.lengths or not all(1024 <= length <= 131072 for length in cfg.lengths):
-        yield f"eval.ruler.lengths={cfg.lengths}: a list of 1024 to 131072"
-    unknown = [task for task in cfg.tasks or () if task not in ruler.TASKS]
-    if unknown or cfg.tasks == []:
-        yield f"eval.ruler.tasks={cfg.tasks}: null, or a list of {', '.join(ruler.TASKS)}"
+    allowed = range(1024, 131072 + 1)
+    if not cfg.lengths or not _once(cfg.lengths, allowed):
+        yield f"eval.ruler.lengths={cfg.lengths}: a list of 1024 to 131072, each once"
+    if cfg.tasks is not None and not (cfg.tasks and _once(cfg.tasks, ruler.TASKS)):
+        yield f"eval.ruler.tasks={cfg.tasks}: null, or of {', '.join(ruler.TASKS)}, each once"
     for task, what in ruler.left_out(cfg).items():
         if task in (cfg.tasks or ()):
             yield f"eval.ruler.tasks={cfg.tasks}: {task} needs {what}"

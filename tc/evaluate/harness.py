@@ -52,7 +52,7 @@ class Scorer(HFLM):
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
         batch_size: int,
-        progress: Progress,
+        progress: Progress = lambda done, total: None,
         max_length: int | None = None,
     ) -> None:
         super().__init__(
@@ -62,9 +62,13 @@ class Scorer(HFLM):
             batch_size=batch_size,
             max_length=max_length,
         )
-        self.progress, self.done, self.total = progress, 0, 0
+        self.restart(progress)
         # lm-eval tells this hook of each answer.
         self.set_cache_hook(self)
+
+    def restart(self, progress: Progress) -> None:
+        """Counts answers anew, and tells another of them."""
+        self.progress, self.done, self.total = progress, 0, 0
 
     def add_partial(self, attr: str, req: Any, res: Any) -> None:
         """Counts an answer."""
@@ -88,13 +92,30 @@ class Scorer(HFLM):
 
     def _loglikelihood_tokens(self, requests: list[Any], **kwargs: Any) -> Any:
         long = sum(len(ctx) + len(cont) > self.max_length + 1 for _, ctx, cont in requests)
+        self._warn(long, len(requests))
+        return super()._loglikelihood_tokens(requests, **kwargs)
+
+    def tok_batch_encode(
+        self,
+        strings: list[str],
+        padding_side: str = "left",
+        left_truncate_len: int | None = None,
+        truncation: bool = False,
+    ) -> Any:
+        """The tokens of prompts and which of them are not padding."""
+        ids, mask = super().tok_batch_encode(strings, padding_side, truncation=truncation)
+        kept = left_truncate_len or ids.shape[1]
+        self._warn(int((mask.sum(1) > kept).sum()), len(strings))
+        return ids[:, -kept:], mask[:, -kept:]
+
+    def _warn(self, long: int, number: int) -> None:
+        """Says what lm-eval would only log."""
         if long:
             log.warning(
                 "%d of %d requests are longer than the model's %d tokens; as lm-eval does, they "
                 "lose their beginning",
-                *(long, len(requests), self.max_length),
+                *(long, number, self.max_length),
             )
-        return super()._loglikelihood_tokens(requests, **kwargs)
 
 
 def scores(scorer: Scorer, loaded: dict[str, Any], limit: int | None, samples: bool) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import logging
 import math
 import statistics
@@ -82,23 +83,27 @@ def run_ruler(
         TCError: if a package or file is missing, or a task does not fit in a length.
     """
     require(*PACKAGES)
-    tasks = _tasks(cfg)
-    _refuse(tasks, tokenizer, cfg)
-    for length in cfg.lengths:
+    _warn(model, cfg.lengths)
+    prompts = _prompts(model, tokenizer, cfg, seed)
+    total = len(prompts) * cfg.limit
+    results: list[Result] = []
+    for (length, task), (scorer, loaded) in prompts.items():
+        before = len(results) * cfg.limit
+
+        def told(done: int, of_task: int, before: int = before) -> None:
+            progress(before + done, total)
+
+        scorer.restart(told)
+        results.append(_run(scorer, task, loaded, length, seed))
+    return results
+
+
+def _warn(model: PreTrainedModel, lengths: list[int]) -> None:
+    """Says which lengths the model was not made for."""
+    for length in lengths:
         window = getattr(model.config, "max_position_embeddings", length)
         if length > window:
             log.warning("RULER at %d tokens: the model's own window is %d", length, window)
-    results: list[Result] = []
-    total = len(tasks) * len(cfg.lengths) * cfg.limit
-    for length in cfg.lengths:
-        for task in tasks:
-            before = len(results) * cfg.limit
-
-            def told(done: int, of_task: int, before: int = before) -> None:
-                progress(before + done, total)
-
-            results.append(_run(model, tokenizer, task, length, cfg, seed, told))
-    return results
 
 
 def _tasks(cfg: RulerConfig) -> list[str]:
@@ -114,58 +119,40 @@ def _tasks(cfg: RulerConfig) -> list[str]:
     return cfg.tasks
 
 
-def _refuse(tasks: list[str], tokenizer: PreTrainedTokenizerBase, cfg: RulerConfig) -> None:
-    """Looks for what will not fit, before anything is made."""
-    from tc.evaluate.harness import quiet, seeded
+def _prompts(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, cfg: RulerConfig, seed: int
+) -> dict[tuple[int, str], tuple[Any, Any]]:
+    """Makes the prompts of every length and task, before any of them is answered.
 
+    Returns:
+        A scorer and lm-eval's task, by length and name.
+
+    Raises:
+        TCError: naming all that cannot be made.
+    """
+    from tc.evaluate import harness
+
+    tasks = _tasks(cfg)
+    made: dict[tuple[int, str], tuple[Any, Any]] = {}
     problems: dict[str, None] = {}
-    with quiet(), seeded(0), _silent():
-        # Its import looks for nltk's data on the network, and says so where there is none.
-        from tc.evaluate.ruler_prompts import Order, shortest, too_short
-
-        if set(tasks) & set(ESSAY):
-            _require_sentences()
-        for task in tasks:
-            for length in cfg.lengths:
+    with harness.quiet(), _silent():
+        for length in cfg.lengths:
+            scorer = harness.Scorer(model, tokenizer, cfg.batch_size, max_length=length)
+            for task in tasks:
                 try:
-                    least = shortest(task, Order(tokenizer, length, 0, cfg.limit))
+                    loaded = fitting(scorer, tokenizer, task, length, cfg, seed)
+                    made[length, task] = scorer, loaded
                 except TCError as error:
                     problems[str(error)] = None
-                    continue
-                if least > length:
-                    problems[too_short(task, length, least)] = None
     if problems:
         raise one_message(list(problems), "RULER cannot be run:")
+    return made
 
 
-def _require_sentences() -> None:
-    """Checks that lm-eval can part an essay into sentences, between which needles are put."""
-    from nltk.data import find
-
-    try:
-        find("tokenizers/punkt_tab")
-    except LookupError:
-        raise TCError(
-            "eval.ruler.essay needs nltk's sentence splitter. Run, where there is a network: "
-            "python -m nltk.downloader punkt_tab"
-        ) from None
-
-
-def _run(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    task: str,
-    length: int,
-    cfg: RulerConfig,
-    seed: int,
-    progress: Callable[[int, int], None],
-) -> Result:
+def _run(scorer: Any, task: str, loaded: Any, length: int, seed: int) -> Result:
     """One task at one length."""
     from tc.evaluate import harness
 
-    with harness.quiet():
-        scorer = harness.Scorer(model, tokenizer, cfg.batch_size, progress, max_length=length)
-        loaded = fitting(scorer, tokenizer, task, length, cfg, seed)
     with harness.seeded(seed):
         found = harness.scores(scorer, {"tasks": {task: loaded}}, None, samples=True)
     values = [sample[str(length)] for sample in found["samples"][task]]
@@ -208,7 +195,7 @@ def fitting(
     spare = 0
     for _ in range(TRIES):
         order = Order(tokenizer, length, spare, cfg.limit, cfg.essay, cfg.squad)
-        with seeded(seed), _silent():
+        with seeded(seed):
             loaded = _loaded(task, make(task, order))
             loaded.build_all_requests()
         answer = loaded.get_config("generation_kwargs")["max_gen_toks"]
@@ -233,7 +220,11 @@ def _loaded(task: str, docs: list[dict[str, Any]]) -> Any:
     from tc.evaluate.harness import TASKS_FOLDER
 
     file = TASKS_FOLDER / "ruler" / f"{task.removeprefix('ruler_')}.yaml"
-    text = f"include: {file}\ntask: {task}\ncustom_dataset: !function tc.evaluate.ruler.given\n"
+    text = (
+        f"include: {json.dumps(str(file))}\n"
+        f"task: {task}\n"
+        "custom_dataset: !function tc.evaluate.ruler.given\n"
+    )
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "task.yaml").write_text(text, encoding="utf-8")
         manager = TaskManager(

@@ -1,8 +1,8 @@
 """Documents of RULER's tasks, made by lm-eval's own functions with a tokenizer in memory.
 
 lm-eval's tasks want a tokenizer by name and make 500 documents for each length; the functions below
-them do not. Two of them never end where not even their shortest prompt fits, and catch every
-exception on the way: `shortest` is asked first.
+them do not. Three of them never end where not even their shortest prompt fits, and catch every
+exception on the way: whether it does is looked at first.
 
 Everything here needs lm-eval, whose import takes seconds: import this module where it is used.
 """
@@ -16,11 +16,24 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
-from lm_eval.tasks.ruler import cwe_utils, fwe_utils, niah_utils, prepare_niah, qa_utils, vt_utils
+import nltk
+import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from tc.errors import TCError
+
+# The import would fetch nltk's sentence splitter, which only essays need.
+with mock.patch.object(nltk, "download"):
+    from lm_eval.tasks.ruler import (
+        cwe_utils,
+        fwe_utils,
+        niah_utils,
+        prepare_niah,
+        qa_utils,
+        vt_utils,
+    )
 
 Doc = dict[str, Any]
 
@@ -42,11 +55,11 @@ NEEDLES: dict[str, dict[str, Any]] = {
 }
 """What lm-eval's functions of these names pass on."""
 
+ANSWER_TOKENS = {"ruler_vt": 30, "ruler_cwe": 120, "ruler_fwe": 50, "ruler_qa_squad": 32}
+"""Of the answer, for which lm-eval's functions leave room; 128 for the others."""
+
 VT_EXAMPLE_TOKENS = 500
 """What lm-eval allows for the solved example in a prompt of variable tracking."""
-
-DRAW = 70
-"""The letters of what variable tracking draws anew, so the most tokens that two draws differ by."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +85,10 @@ class Order:
         """Its tokens."""
         return len(self.tokenizer(text).input_ids)
 
+    def room(self, task: str) -> int:
+        """Tokens that the prompt may have."""
+        return self.length - self.spare - ANSWER_TOKENS.get(task, 128)
+
 
 def make(task: str, order: Order) -> list[Doc]:
     """Makes documents of a task.
@@ -79,53 +96,26 @@ def make(task: str, order: Order) -> list[Doc]:
     Raises:
         TCError: if they do not fit, or their source is too short.
     """
-    least = shortest(task, order) + order.spare
-    if least > order.length:
-        raise TCError(too_short(task, order.length, least))
     try:
         docs = MAKERS[task](order) if task in MAKERS else _needles(task, order)
     except (ValueError, IndexError) as error:
         raise TCError(f"{task} at {order.length} tokens: {error}") from error
-    if len(docs) < order.number or not all(doc["outputs"] for doc in docs):
-        raise TCError(too_short(task, order.length, None))
+    if len(docs) < order.number or not all(_answerable(doc) for doc in docs):
+        raise too_short(task, order)
     return [{**doc, "max_length": order.length} for doc in docs]
 
 
-def too_short(task: str, length: int, least: int | None) -> str:
+def _answerable(doc: Doc) -> bool:
+    """Whether a prompt holds what is asked for: too short a one may not."""
+    return bool(doc["outputs"]) and all(answer in doc["input"] for answer in doc["outputs"])
+
+
+def too_short(task: str, order: Order) -> TCError:
     """What to say of a length that not even the shortest prompts of a task fit in."""
-    needed = "more" if least is None else f"about {least}"
-    return (
-        f"{task} does not fit in {length} tokens: with this tokenizer it needs {needed}. Take "
-        "longer eval.ruler.lengths, or leave it out of eval.ruler.tasks"
+    return TCError(
+        f"{task} does not fit in {order.length} tokens with this tokenizer. Take longer "
+        "eval.ruler.lengths, or leave it out of eval.ruler.tasks"
     )
-
-
-def shortest(task: str, order: Order) -> int:
-    """Tokens of the shortest prompt and answer of a task, 0 where lm-eval looks at that itself.
-
-    Raises:
-        TCError: if variable tracking cannot make its solved example with this tokenizer.
-    """
-    if task == "ruler_vt":
-        example = _vt_tokens(order, noises=5, is_icl=True)
-        if example > VT_EXAMPLE_TOKENS:
-            raise TCError(
-                f"ruler_vt needs a solved example of at most {VT_EXAMPLE_TOKENS} tokens, and with "
-                f"this tokenizer it takes {example}. Leave it out of eval.ruler.tasks"
-            )
-        return VT_EXAMPLE_TOKENS + _vt_tokens(order, noises=10, is_icl=False)
-    if task == "ruler_cwe":
-        example, text, words = cwe_utils.generate_input_output(10, order.length)
-        return order.count(f"{example}\n{text} {words} ") + 120
-    if task == "ruler_fwe":
-        return order.count(fwe_utils.TEMPLATE) + DRAW + 50
-    return 0
-
-
-def _vt_tokens(order: Order, noises: int, is_icl: bool) -> int:
-    """The most tokens of a prompt of variable tracking and its answer."""
-    text, answer = vt_utils.generate_input_output(noises, 1, 4, is_icl)
-    return order.count(f"{text} {answer}") + DRAW + 30
 
 
 def _needles(task: str, order: Order) -> list[Doc]:
@@ -141,13 +131,14 @@ def _needles(task: str, order: Order) -> list[Doc]:
         max_seq_length=order.length,
         template=niah_utils.TEMPLATE,
         num_samples=order.number,
-        tokens_to_generate=128 + order.spare,
+        tokens_to_generate=order.length - order.room(task),
         **kind,
     )
 
 
 def _essay(order: Order) -> list[str]:
     """The words of the essay file, of which there must be enough to fill a prompt."""
+    _require_sentences()
     path = Path(str(order.essay)).expanduser()
     text = re.sub(r"\s+", " ", path.read_text(encoding="utf-8")).strip()
     if (tokens := order.count(text)) < order.length:
@@ -158,49 +149,93 @@ def _essay(order: Order) -> list[str]:
     return text.split(" ")
 
 
+def _require_sentences() -> None:
+    """Checks that lm-eval can part an essay into sentences, between which needles are put."""
+    try:
+        nltk.data.find("tokenizers/punkt_tab")
+    except LookupError:
+        raise TCError(
+            "eval.ruler.essay needs nltk's sentence splitter. Run, where there is a network: "
+            "python -m nltk.downloader punkt_tab"
+        ) from None
+
+
 def _variables(order: Order) -> list[Doc]:
-    """As lm-eval's `vt_utils.get_dataset`."""
-    track = vt_utils.sys_vartrack_w_noise_random
+    """As lm-eval's `vt_utils.get_dataset`, where it would end.
+
+    It begins with its shortest prompt. If that does not fit, it tries ever the same, for ever.
+    """
+    track, room = vt_utils.sys_vartrack_w_noise_random, order.room("ruler_vt")
+    if (tokens := order.count(_first_draw(noises=5, is_icl=True))) > VT_EXAMPLE_TOKENS - 30:
+        raise TCError(
+            f"ruler_vt has a solved example of at most {VT_EXAMPLE_TOKENS - 30} tokens, and with "
+            f"this tokenizer it takes {tokens}. Leave it out of eval.ruler.tasks"
+        )
     example = track(order.tokenizer, 1, max_seq_length=VT_EXAMPLE_TOKENS, incremental=5)[0]
+    solved = order.count(f"{example['input']} {' '.join(example['outputs'])}\n\n")
+    if solved + order.count(_first_draw(noises=10, is_icl=False)) > room:
+        raise too_short("ruler_vt", order)
     return track(
         order.tokenizer,
         order.number,
         max_seq_length=order.length,
-        tokens_to_generate=30 + order.spare,
+        tokens_to_generate=order.length - room,
         icl_example=example,
     )
 
 
+def _first_draw(noises: int, is_icl: bool) -> str:
+    """The prompt and answer that lm-eval will draw next; the generators stay as they are."""
+    before = random.getstate(), np.random.get_state()
+    text, answer = vt_utils.generate_input_output(noises, 1, 4, is_icl)
+    random.setstate(before[0])
+    np.random.set_state(before[1])
+    return f"{text} {answer}"
+
+
 def _common_words(order: Order) -> list[Doc]:
+    room = order.room("ruler_cwe")
+    if order.count(cwe_utils.TEMPLATE) > room:
+        raise too_short("ruler_cwe", order)
     # A generator of lm-eval's own, which every call leaves in another state.
     cwe_utils.RNG.seed(random.getrandbits(32))
     return cwe_utils.sys_word_pair_random(
         order.number,
         max_seq_length=order.length,
         tokenizer=order.tokenizer,
-        tokens_to_generate=120 + order.spare,
+        tokens_to_generate=order.length - room,
     )
 
 
 def _frequent_words(order: Order) -> list[Doc]:
     """lm-eval fills the whole length and leaves no room for the answer; here there is."""
+    room = order.room("ruler_fwe")
+    if order.count(fwe_utils.TEMPLATE) > room:
+        raise too_short("ruler_fwe", order)
     return fwe_utils.sys_kwext(
         order.tokenizer,
-        max_seq_length=order.length - 50 - order.spare,
+        max_seq_length=room,
         num_samples=order.number,
         vocab_size=order.length // 50,
     )
 
 
 def _questions(order: Order) -> list[Doc]:
-    qas, docs = read_squad(Path(str(order.squad)).expanduser())
+    path = Path(str(order.squad)).expanduser()
+    qas, docs = read_squad(path)
+    if len(qas) < order.number or order.count("\n\n".join(docs)) < order.length:
+        raise TCError(
+            f"eval.ruler.squad={path} has {len(qas)} questions and {len(docs)} passages, too few "
+            f"for {order.number} prompts of {order.length} tokens; give SQuAD's whole dev-v2.0.json"
+        )
     return qa_utils.generate_samples(
         order.tokenizer,
-        docs,
+        # A list lm-eval would shuffle, and then look passages up in it by their old places.
+        tuple(docs),
         qas,
         max_seq_length=order.length,
-        num_samples=min(order.number, len(qas)),
-        tokens_to_generate=32 + order.spare,
+        num_samples=order.number,
+        tokens_to_generate=order.length - order.room("ruler_qa_squad"),
     )
 
 

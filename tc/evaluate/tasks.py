@@ -122,8 +122,8 @@ def _manager(cfg: TasksConfig, folder: Path) -> TaskManager:
 
     for name in _offline(cfg.suites):
         (folder / f"{name}.yaml").write_text(task_file(name, TASKS_FOLDER), encoding="utf-8")
-    known = FOLDERS if "core" in cfg.suites else {"mmlu": FOLDERS["mmlu"]}
-    paths = [TASKS_FOLDER / path for path in sorted(set(known.values()))]
+    wanted = {*cfg.names, *(name for suite in cfg.suites for name in SUITES[suite])}
+    paths = sorted({TASKS_FOLDER / path for name, path in FOLDERS.items() if name in wanted})
     own = [Path(path).expanduser() for path in cfg.include]
     manager = TaskManager(include_path=[*paths, folder, *own], include_defaults=False)
     if set(cfg.names) <= set(manager.all_tasks):
@@ -140,7 +140,7 @@ def _manager(cfg: TasksConfig, folder: Path) -> TaskManager:
 
 def _offline(suites: list[str]) -> list[str]:
     """The tasks of offline suites, whose documents are local."""
-    names = list(LOCAL) if "offline" in suites else []
+    names = SUITES["offline"] if "offline" in suites else []
     return names + (mmlu_tasks() if "offline_mmlu" in suites else [])
 
 
@@ -175,7 +175,7 @@ def _results(found: dict[str, Any]) -> list[Result]:
     for task, metrics in found["results"].items():
         for key, value in metrics.items():
             metric, comma, of_filter = key.partition(",")
-            if not comma or metric.endswith("_stderr"):
+            if not comma or metric.endswith("_stderr") or isinstance(value, str):
                 continue
             stderr = metrics.get(f"{metric}_stderr,{of_filter}")
             results.append(

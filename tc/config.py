@@ -12,6 +12,7 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass, field
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
@@ -717,7 +718,7 @@ def register() -> None:
     store.store(name="schema", node=Config)
     for group, node in GROUPS.items():
         store.store(group=group, name="schema", node=node)
-    OmegaConf.register_new_resolver("tc.fingerprint", _fingerprint_resolver, replace=True)
+    OmegaConf.register_new_resolver("tc.run_name", _run_name, replace=True)
 
 
 def typed(cfg: DictConfig) -> Config:
@@ -784,5 +785,10 @@ def fingerprint(cfg: DictConfig) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
-def _fingerprint_resolver(*, _root_: DictConfig) -> str:
-    return fingerprint(_root_)
+def _run_name(*, _root_: DictConfig) -> str:
+    """The name of a run's folder, which no run with other results has."""
+    names = [_root_.teacher.name, _root_.policy.name, _root_.init.name]
+    if _root_.student.path is not None:
+        folder = Path(_root_.student.path)
+        names = ["evaluate", folder.parent.name, folder.name]
+    return "-".join([*filter(None, names), fingerprint(_root_)])

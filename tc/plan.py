@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
-from tc.config import Accelerator, Config, GeometryConfig, Precision, Strategy
+from tc.config import Accelerator, Config, GeometryConfig, Measure, Precision, Strategy
+from tc.evaluate.ruler import MADE as RULER
 from tc.init import needs_activations
-from tc.policy import converted_layers, kept_layers
+from tc.policy import converted_layers
 from tc.recovery import KL_ROWS
 from tc.student.mixer import GatedDeltaNet, MixerForm
 
@@ -51,14 +52,14 @@ class Plan:
 
 def make_plan(config: Config, geometry: GeometryConfig) -> Plan:
     """Prices a configuration for a teacher of the given sizes."""
-    converted = converted_layers(config.policy, geometry.num_hidden_layers)
+    converted = _converted(config, geometry)
     mixer = mixer_parameters(geometry, config.student.use_gate)
     student = geometry.parameters + len(converted) * (mixer - attention_parameters(geometry))
     flops = _flops(config, geometry, len(converted), mixer)
     rate = matmul_rate(config)
     return Plan(
         geometry=geometry,
-        kept=kept_layers(config.policy, geometry.num_hidden_layers),
+        kept=[i for i in range(geometry.num_hidden_layers) if i not in converted],
         converted=converted,
         mixer_parameters=mixer,
         student_parameters=student,
@@ -68,6 +69,13 @@ def make_plan(config: Config, geometry: GeometryConfig) -> Plan:
         flops=flops,
         seconds=None if rate is None else flops / rate,
     )
+
+
+def _converted(config: Config, geometry: GeometryConfig) -> list[int]:
+    """The layers that become Gated DeltaNet: none where a saved student is only measured."""
+    if config.student.path:
+        return []
+    return converted_layers(config.policy, geometry.num_hidden_layers)
 
 
 def mixer_parameters(geometry: GeometryConfig, use_gate: bool) -> int:
@@ -111,9 +119,7 @@ def _memory(config: Config, geometry: GeometryConfig, student: int, mixer: int) 
     training = 4 * 5 * mixer + 4 * config.align.batch_sequences * config.data.sequence_length * (
         12 * widths
     )
-    evaluating = student * size + 4 * config.eval.batch_sequences * config.eval.context * (
-        8 * geometry.hidden_size
-    )
+    evaluating = student * size + 4 * _tokens_at_once(config) * 8 * geometry.hidden_size
     layer = geometry.parameters // geometry.num_hidden_layers
     # The same of each mixer, the layers in float32, the stream and its target, and intermediates.
     batch = config.align.batch_sequences * config.data.sequence_length
@@ -121,11 +127,50 @@ def _memory(config: Config, geometry: GeometryConfig, student: int, mixer: int) 
         5 * mixer + layer + 30 * batch * geometry.hidden_size
     )
     stages = [evaluating]
+    if config.student.path:
+        return PROGRAM_BYTES + teacher + evaluating
     if needs_activations(config.init):
         stages.append(activations + training)
     if _has_blocks(config):
         stages.append(block)
     return PROGRAM_BYTES + teacher + max(stages)
+
+
+def _tokens_at_once(config: Config) -> int:
+    """The most tokens of a forward pass of an evaluation."""
+    cfg = config.eval
+    sizes = {
+        Measure.perplexity: cfg.batch_sequences * cfg.context,
+        Measure.tasks: cfg.tasks.batch_size * QUESTION,
+        Measure.ruler: cfg.ruler.batch_size * max(cfg.ruler.lengths, default=0),
+        Measure.positions: max(cfg.positions.batch_tokens, *cfg.positions.contexts),
+        Measure.corpus: cfg.corpus.batch_sequences * cfg.corpus.context,
+        Measure.generation: max(cfg.generation.contexts, default=0),
+    }
+    return max(sizes[measure] for measure in cfg.measures)
+
+
+QUESTION = 512
+"""Tokens of a question of lm-eval, with its examples: a guess."""
+
+CORPUS = 300_000
+"""Tokens of WikiText-2's test text, about."""
+
+
+def _evaluation_flops(config: Config, geometry: GeometryConfig) -> float:
+    """Forward passes over what is measured; but for tasks of lm-eval, whose length is not known."""
+    cfg, generation = config.eval, config.eval.generation
+    perplexities = 2 if config.student.path else 3 + bool(config.recovery.stages)
+    readings = generation.repeats + generation.warm_up
+    tokens = {
+        Measure.perplexity: perplexities * cfg.tokens,
+        Measure.tasks: 0,
+        Measure.ruler: 2 * sum(cfg.ruler.lengths) * cfg.ruler.limit * len(cfg.ruler.tasks or RULER),
+        Measure.positions: 2 * cfg.positions.tokens * len(cfg.positions.contexts),
+        Measure.corpus: 2 * (cfg.corpus.tokens or CORPUS),
+        Measure.generation: 2 * readings * sum(generation.contexts),
+    }
+    return 2.0 * geometry.parameters * sum(tokens[measure] for measure in cfg.measures)
 
 
 TRAINED_BYTES = 16
@@ -151,7 +196,7 @@ def recovery_memory(config: Config, geometry: GeometryConfig, mixers: int) -> in
     layers, hidden = geometry.num_hidden_layers, geometry.hidden_size
     tables = 2 * geometry.vocab_size * hidden  # embeddings and head, which FSDP keeps whole
     stages = []
-    for name, stage in recovery.stages.items():
+    for name, stage in ({} if config.student.path else recovery.stages).items():
         rest = name == "stage2" and recovery.stage2.lr_rest > 0
         trained = mixers + (geometry.parameters if rest else 0)
         # Frozen weights are the teacher's own memory, but for FSDP, which holds them twice.
@@ -172,6 +217,8 @@ def recovery_memory(config: Config, geometry: GeometryConfig, mixers: int) -> in
 
 
 def _disk(config: Config, geometry: GeometryConfig, student: int, mixers: int) -> int:
+    if config.student.path:
+        return 0
     size = BYTES[config.teacher.dtype.value]
     width = geometry.hidden_size + _context(geometry)
     captured = geometry.num_hidden_layers * _tokens(config) * width * size
@@ -182,7 +229,9 @@ def _disk(config: Config, geometry: GeometryConfig, student: int, mixers: int) -
 def _flops(config: Config, geometry: GeometryConfig, converted: int, mixer: int) -> float:
     """Multiply-adds count twice; attention scores and the recurrence are left out."""
     align, data = config.align, config.data
-    evaluate = (3 + bool(config.recovery.stages)) * 2 * geometry.parameters * config.eval.tokens
+    evaluate = _evaluation_flops(config, geometry)
+    if config.student.path:
+        return evaluate
     if not needs_activations(config.init):
         return float(evaluate + _recovery_flops(config, geometry))
     calibrate = 2 * geometry.parameters * _tokens(config)

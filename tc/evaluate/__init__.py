@@ -6,6 +6,7 @@ from tc.evaluate.perplexity import Perplexity, perplexity
 from tc.evaluate.positions import run_positions
 from tc.evaluate.results import Result, Results, merged, read_results, write_results
 from tc.evaluate.ruler import run_ruler
+from tc.evaluate.sources import sources
 from tc.evaluate.tasks import run_tasks
 
 __all__ = [
@@ -20,5 +21,6 @@ __all__ = [
     "run_positions",
     "run_ruler",
     "run_tasks",
+    "sources",
     "write_results",
 ]

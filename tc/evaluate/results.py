@@ -49,8 +49,9 @@ class Result:
     @property
     def name(self) -> str:
         """The number's name among a model's scalars, such as `corpus/wikitext2/nll@2048`."""
+        by = "" if self.position is None else "_by_position"
         at = "" if self.context is None else f"@{self.context}"
-        return f"{self.measure}/{self.task}/{self.metric}{at}"
+        return f"{self.measure}/{self.task}/{self.metric}{by}{at}"
 
 
 COLUMNS = ("model", *(field.name for field in fields(Result)))

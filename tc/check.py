@@ -14,6 +14,7 @@ from tc.config import (
     Accelerator,
     Backend,
     Config,
+    CorpusConfig,
     Decay,
     GeometryConfig,
     LoggerKind,
@@ -21,6 +22,7 @@ from tc.config import (
     OutputGate,
     PolicyConfig,
     PolicyKind,
+    PositionsConfig,
     ReadOut,
     RulerConfig,
     Strategy,
@@ -30,8 +32,9 @@ from tc.config import (
 )
 from tc.data import config_problems, missing_sources
 from tc.errors import TCError, one_message
-from tc.evaluate import offline, ruler, tasks
+from tc.evaluate import corpus, offline, ruler, tasks
 from tc.policy import SEARCHES, num_kept, searches
+from tc.student import saved
 from tc.teacher.embedded import embedded_path
 
 AT_LEAST = {
@@ -86,6 +89,16 @@ AT_LEAST = {
     "eval.tasks.batch_size": 1,
     "eval.ruler.limit": 1,
     "eval.ruler.batch_size": 1,
+    "eval.positions.tokens": 1,
+    "eval.positions.buckets": 1,
+    "eval.positions.width": 1,
+    "eval.positions.batch_tokens": 1,
+    "eval.corpus.context": 2,
+    "eval.corpus.tokens": 1,
+    "eval.corpus.batch_sequences": 1,
+    "eval.generation.tokens": 1,
+    "eval.generation.repeats": 1,
+    "eval.generation.warm_up": 0,
     "trainer.threads": 1,
     "trainer.devices": 1,
     "trainer.nodes": 1,
@@ -104,7 +117,10 @@ def validate(config: Config, overrides: Sequence[str] = ()) -> None:
     Raises:
         TCError: naming every problem.
     """
-    checks = (_numbers, _teacher, _data, _policy, _init, _recovery, _eval, _logger, _trainer, _run)
+    checks = (
+        *(_numbers, _teacher, _data, _policy, _init, _saved, _recovery, _eval),
+        *(_logger, _trainer, _run),
+    )
     problems = [problem for check in checks for problem in check(config)]
     problems += _ignored(config, overrides)
     if problems:
@@ -305,6 +321,12 @@ def _eval(config: Config) -> Iterator[str]:
         yield from _tasks(config.eval.tasks)
     if Measure.ruler in measures:
         yield from _ruler(config.eval.ruler)
+    if Measure.positions in measures:
+        yield from _positions(config.eval.positions)
+    if Measure.corpus in measures:
+        yield from _corpus(config.eval.corpus)
+    if Measure.generation in measures:
+        yield from _contexts("generation", config.eval.generation.contexts)
     needed = {
         Measure.tasks: tasks.PACKAGES,
         Measure.ruler: ruler.PACKAGES,
@@ -350,6 +372,44 @@ def _ruler(cfg: RulerConfig) -> Iterator[str]:
             yield f"eval.ruler.{name}={path}: there is no such file"
 
 
+LEAST_CONTEXT = 16
+"""Tokens: room for what a tokenizer puts before a text, and for something to predict."""
+
+
+def _contexts(measure: str, contexts: list[int]) -> Iterator[str]:
+    least = min(contexts, default=0)
+    if least < LEAST_CONTEXT or len(set(contexts)) < len(contexts):
+        yield (
+            f"eval.{measure}.contexts={contexts}: a list of lengths of at least {LEAST_CONTEXT} "
+            "tokens, each once"
+        )
+
+
+def _positions(cfg: PositionsConfig) -> Iterator[str]:
+    yield from _contexts("positions", cfg.contexts)
+    if cfg.tokens < max(cfg.contexts, default=0):
+        yield (
+            f"eval.positions.tokens={cfg.tokens} is less than the longest of "
+            f"eval.positions.contexts={cfg.contexts}"
+        )
+
+
+def _corpus(cfg: CorpusConfig) -> Iterator[str]:
+    if corpus.is_file(cfg):
+        if not Path(cfg.path).expanduser().is_file():
+            yield f"eval.corpus.path={cfg.path}: there is no such file"
+    elif cfg.path.startswith((".", "~")) or cfg.path.count("/") > 1:
+        yield (
+            f"eval.corpus.path={cfg.path}: a file that ends in {', '.join(corpus.SUFFIXES)}, or a "
+            "dataset on the hub (owner/name)"
+        )
+    if cfg.tokens is not None and cfg.tokens < cfg.context:
+        yield (
+            f"eval.corpus.tokens={cfg.tokens} is less than one window of "
+            f"eval.corpus.context={cfg.context}"
+        )
+
+
 PACKAGES = {LoggerKind.wandb: "wandb", LoggerKind.tensorboard: "tensorboard"}
 
 
@@ -379,6 +439,24 @@ def _trainer(config: Config) -> Iterator[str]:
         yield "trainer.backend=fla runs on a GPU only; take auto, chunk or loop"
 
 
+MEASURING = ("data", "evaluate")
+"""The stages that a saved student goes through."""
+
+
+def _saved(config: Config) -> Iterator[str]:
+    path = config.student.path
+    if path is None:
+        return
+    problem = saved.folder_problem(path)
+    if problem:
+        yield problem
+    if "evaluate" not in config.stages or not set(config.stages) <= set(MEASURING):
+        yield (
+            f"stages={config.stages}: student.path={path} is finished and can only be measured; "
+            "take stages=[evaluate]"
+        )
+
+
 def _run(config: Config) -> Iterator[str]:
     unknown = [stage for stage in config.stages if stage not in STAGES]
     if unknown or not config.stages:
@@ -390,11 +468,20 @@ def _run(config: Config) -> Iterator[str]:
         )
 
 
+MAKING = ("policy", "student", "init", "align", "recovery")
+"""The groups that say how a student is made."""
+
+OF_PERPLEXITY = ("eval.tokens", "eval.context", "eval.stride", "eval.batch_sequences")
+OF_HUB = ("eval.corpus.subset", "eval.corpus.split", "eval.corpus.revision")
+
+
 def _ignored(config: Config, overrides: Sequence[str]) -> Iterator[str]:
     """Overrides of a group that this run does not use."""
     for override in overrides:
         key = override.lstrip("+~").partition("=")[0]
-        if not config.init.align and (key == "align" or key.startswith("align.")):
+        if config.student.path and key != "student.path" and key.split(".")[0] in MAKING:
+            yield f"{override} would be ignored: student.path is a finished model"
+        elif not config.init.align and (key == "align" or key.startswith("align.")):
             yield f"{override} would be ignored: init={config.init.name} does not align"
         elif config.align.block_steps == 0 and key.startswith("align.block_"):
             if key != "align.block_steps":
@@ -406,10 +493,26 @@ def _ignored(config: Config, overrides: Sequence[str]) -> Iterator[str]:
             for measure in Measure
         ):
             yield f"{override} would be ignored: eval.measures does not have it"
+        elif key in OF_PERPLEXITY and Measure.perplexity not in config.eval.measures:
+            yield f"{override} would be ignored: eval.measures does not have perplexity"
+        elif key == "eval.positions.buckets" and config.eval.positions.width is not None:
+            yield f"{override} would be ignored: eval.positions.width says how wide buckets are"
+        elif key in OF_HUB and corpus.is_file(config.eval.corpus):
+            yield f"{override} would be ignored: eval.corpus.path is a file"
         elif config.init.decay is Decay.fla and key == "init.half_life_scale":
             yield f"{override} would be ignored: init.decay=fla has no half-lives"
         elif config.init.write_gate is WriteGate.fla and key in ("init.beta_low", "init.beta_span"):
             yield f"{override} would be ignored: init.write_gate=fla draws the write gate"
+
+
+def require_corpus(config: Config) -> None:
+    """Reads the text that an evaluation needs at its end, before anything else is done.
+
+    Raises:
+        TCError: if it cannot be had.
+    """
+    if "evaluate" in config.stages and Measure.corpus in config.eval.measures:
+        corpus.read_corpus(config.eval.corpus)
 
 
 def require_layers(config: Config, geometry: GeometryConfig) -> None:

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
@@ -323,9 +324,11 @@ class PolicyConfig:
 
 @dataclass
 class StudentConfig:
-    """The form of the Gated DeltaNet mixers.
+    """The form of the Gated DeltaNet mixers, or a saved model that is only to be measured.
 
     Attributes:
+        path: a saved student, or any model of the teacher's tokenizer, as a Hugging Face folder:
+            `stages=[evaluate]` measures it, and nothing is converted.
         carry_bias: keep the teacher's q/k/v/o biases (Qwen2), where it has any.
         carry_qk_norm: keep the teacher's q_norm and k_norm (Qwen3), where it has any.
         use_gate: FLA's output gate, silu(g_proj x).
@@ -333,6 +336,7 @@ class StudentConfig:
     """
 
     name: str = MISSING
+    path: str | None = None
     carry_bias: bool = True
     carry_qk_norm: bool = True
     use_gate: bool = True
@@ -545,6 +549,65 @@ class RulerConfig:
 
 
 @dataclass
+class PositionsConfig:
+    """Loss by position in the context, and perplexity by its length, on the same held-out text.
+
+    Attributes:
+        tokens: of text, cut to whole windows of the longest context.
+        contexts: context lengths in tokens; positions are those of the longest.
+        buckets: of positions, their widths growing as positions do.
+        width: positions of a bucket where all are to have one width, null for `buckets`.
+        batch_tokens: tokens in one forward pass, or one window.
+    """
+
+    tokens: int = 32768
+    contexts: list[int] = field(default_factory=lambda: [256, 512, 1024, 2048])
+    buckets: int = 11
+    width: int | None = None
+    batch_tokens: int = 2048
+
+
+@dataclass
+class CorpusConfig:
+    """Perplexity on a whole text, cut to windows without overlap: WikiText-2 as papers count it.
+
+    Attributes:
+        path: a dataset on the hub, or a local .txt, .jsonl or .parquet file.
+        subset, split, revision: of a dataset on the hub.
+        text_column: the column or JSON key that holds the text; rows are joined by empty lines.
+        context: tokens of a window; what is left behind the last whole one does not count.
+        tokens: of the text's beginning, null for all.
+        batch_sequences: windows in one forward pass.
+    """
+
+    path: str = "Salesforce/wikitext"
+    subset: str | None = "wikitext-2-raw-v1"
+    split: str = "test"
+    revision: str | None = "b08601e04326c79dfdd32d625aee71d232d685c3"
+    text_column: str = "text"
+    context: int = 2048
+    tokens: int | None = None
+    batch_sequences: int = 1
+
+
+@dataclass
+class GenerationConfig:
+    """What generation costs, one sequence at a time.
+
+    Attributes:
+        contexts: tokens that are read before the first is written.
+        tokens: written after each, whose median time counts.
+        repeats: how often a context is read; the median time counts.
+        warm_up: of both, so many beforehand that do not count.
+    """
+
+    contexts: list[int] = field(default_factory=lambda: [1024, 4096])
+    tokens: int = 32
+    repeats: int = 3
+    warm_up: int = 1
+
+
+@dataclass
 class EvalConfig:
     """What is measured, and on how much.
 
@@ -555,7 +618,7 @@ class EvalConfig:
         stride: tokens between the starts of two windows; only the last `stride` tokens of a window
             count (all of the first), so a smaller stride gives more context.
         batch_sequences: windows in one forward pass.
-        tasks, ruler: of the measures of these names.
+        tasks, ruler, positions, corpus, generation: of the measures of these names.
     """
 
     name: str = MISSING
@@ -566,6 +629,9 @@ class EvalConfig:
     batch_sequences: int = 4
     tasks: TasksConfig = field(default_factory=TasksConfig)
     ruler: RulerConfig = field(default_factory=RulerConfig)
+    positions: PositionsConfig = field(default_factory=PositionsConfig)
+    corpus: CorpusConfig = field(default_factory=CorpusConfig)
+    generation: GenerationConfig = field(default_factory=GenerationConfig)
 
 
 @dataclass
@@ -677,7 +743,7 @@ def register() -> None:
     store.store(name="schema", node=Config)
     for group, node in GROUPS.items():
         store.store(group=group, name="schema", node=node)
-    OmegaConf.register_new_resolver("tc.fingerprint", _fingerprint_resolver, replace=True)
+    OmegaConf.register_new_resolver("tc.run_name", _run_name, replace=True)
 
 
 def typed(cfg: DictConfig) -> Config:
@@ -702,19 +768,33 @@ ROUNDING = (
     *("recovery.checkpoint_tokens", "recovery.keep_checkpoints"),
     *("recovery.activation_checkpointing", "eval.batch_sequences"),
     *("eval.tasks.batch_size", "eval.ruler.batch_size"),
+    *("eval.positions.batch_tokens", "eval.corpus.batch_sequences"),
     *("recovery.stage1.micro_sequences", "recovery.stage2.micro_sequences"),
     *("policy.workers", "policy.worker"),
 )
 """Keys that say how the work is cut: results follow from them in the last digits alone."""
 
 
+QUESTIONS = ("eval.name", "eval.measures", *(f"eval.{measure.value}." for measure in Measure))
+"""Keys of what a finished run is asked besides; each measure's results carry their own."""
+
+
 def science(cfg: DictConfig) -> dict[str, Any]:
-    """The flat part of a configuration that results follow from, `group.key` to plain value."""
+    """The flat part of a configuration that a run follows from, `group.key` to plain value."""
     keys = [str(key) for key in cfg if key not in (*NOT_SCIENCE, "hydra")]
     tree = OmegaConf.to_container(
         OmegaConf.masked_copy(cfg, keys), resolve=True, enum_to_str=True, throw_on_missing=False
     )
-    return {key: value for key, value in flat(tree).items() if key not in ROUNDING}
+    facts = {key: value for key, value in flat(tree).items() if key not in ROUNDING}
+    return {key: value for key, value in facts.items() if not key.startswith(QUESTIONS)}
+
+
+def question(cfg: EvalConfig, measure: Measure) -> dict[str, Any]:
+    """The flat settings of one measure that its results follow from, `eval.key` to value."""
+    if measure is Measure.perplexity:
+        return {f"eval.{key}": getattr(cfg, key) for key in ("tokens", "context", "stride")}
+    settings = flat(asdict(getattr(cfg, measure.value)), f"eval.{measure.value}")
+    return {key: value for key, value in settings.items() if key not in ROUNDING}
 
 
 def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
@@ -731,5 +811,10 @@ def fingerprint(cfg: DictConfig) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
-def _fingerprint_resolver(*, _root_: DictConfig) -> str:
-    return fingerprint(_root_)
+def _run_name(*, _root_: DictConfig) -> str:
+    """The name of a run's folder, which no run with other results has."""
+    names = [_root_.teacher.name, _root_.policy.name, _root_.init.name]
+    if _root_.student.path is not None:
+        folder = Path(_root_.student.path)
+        names = ["evaluate", folder.parent.name, folder.name]
+    return "-".join([*filter(None, names), fingerprint(_root_)])

@@ -1,10 +1,13 @@
-"""Wall time and peak memory of a stretch of work."""
+"""Wall time and peak memory of a stretch of work, and the median time of calls."""
 
 from __future__ import annotations
 
+import statistics
 import threading
 import time
+from collections.abc import Callable, Mapping
 from types import TracebackType
+from typing import Any
 
 import psutil
 
@@ -57,3 +60,16 @@ class Meter:
 
     def _look(self) -> None:
         self.peak_rss_bytes = max(self.peak_rss_bytes, self._process.memory_info().rss)
+
+
+def median_seconds(
+    calls: Mapping[str, Callable[[], Any]], repeats: int, warm_up: int = 1
+) -> dict[str, float]:
+    """The median wall time of each call, taken in turns: a busy moment of the machine meets all."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(warm_up + repeats):
+        for name, call in calls.items():
+            start = time.perf_counter()
+            call()
+            times[name].append(time.perf_counter() - start)
+    return {name: statistics.median(seen[warm_up:]) for name, seen in times.items()}

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -36,20 +36,23 @@ from tc.artifacts import (
     touch,
     writing,
 )
-from tc.check import require_layers, validate
+from tc.check import require_corpus, require_layers, validate
 from tc.config import (
     STAGES,
     TIMED,
     Accelerator,
     Config,
+    Measure,
     PolicyKind,
     RecoveryStageConfig,
     Strategy,
+    question,
     science,
     typed,
 )
 from tc.curves import log_table, make_logger
 from tc.data import (
+    Document,
     Packed,
     evaluation_windows,
     load_splits,
@@ -61,7 +64,18 @@ from tc.data import (
     write_training,
 )
 from tc.errors import TCError
-from tc.evaluate import perplexity
+from tc.evaluate import (
+    Result,
+    Results,
+    merged,
+    perplexity,
+    run_corpus,
+    run_generation,
+    run_positions,
+    run_ruler,
+    run_tasks,
+    sources,
+)
 from tc.init import (
     form_of,
     fresh_mixer,
@@ -85,6 +99,7 @@ from tc.recovery import (
 from tc.report import (
     SELECTION_COLUMNS,
     draw_recovery,
+    result_tables,
     selection_rows,
     show_plan,
     show_summary,
@@ -96,10 +111,30 @@ from tc.select import BypassLoss, HybridLoss, Loss, Round, SharedLosses, num_sco
 from tc.stats import PARTS, Calibration, LayerBatch, calibrate
 from tc.student.hybrid import build_student
 from tc.student.mixer import GatedDeltaNet, MixerForm, mixer_state
+from tc.student.saved import check_saved, load_saved
 from tc.teacher import Teacher, load_teacher, read_geometry
 from tc.teacher.attention import Attention
+from tc.teacher.pretrained import folder_hash
 
 log = logging.getLogger(__name__)
+
+READS_TEXT = {Measure.perplexity, Measure.positions}
+"""The measures that read the run's own held-out text."""
+
+NOT_SPLIT = (
+    *("eval.", "data.name", "data.sequence_length"),
+    *("data.calibration_tokens", "data.selection_tokens"),
+)
+"""Keys that the documents of the evaluation part do not follow from."""
+
+UNITS = {
+    Measure.tasks: "answers",
+    Measure.ruler: "prompts",
+    Measure.positions: "tokens",
+    Measure.corpus: "tokens",
+    Measure.generation: "contexts",
+}
+"""What a measure's progress counts."""
 
 
 def run(cfg: DictConfig, overrides: Sequence[str] = ()) -> float | None:
@@ -122,6 +157,7 @@ def run(cfg: DictConfig, overrides: Sequence[str] = ()) -> float | None:
     if config.dry_run:
         show_plan(OmegaConf.to_yaml(cfg, resolve=True), make_plan(config, geometry))
         return None
+    require_corpus(config)
     rank = global_rank(config.trainer)
     if rank > 0:
         with ui.silent():
@@ -156,6 +192,7 @@ class Pipeline:
         self.config, self.folder, self.facts, self.rank = config, folder, facts, rank
         self.cache = Path(config.paths.cache_dir).expanduser()
         self.metrics = folder.read_metrics()
+        self.results: Results = folder.read_results()
         self._known: dict[Path, Manifest] = {}
         self.shared: dict[str, Path] = {}
         self.device = torch.device("cuda" if _use_gpu(config) else "cpu")
@@ -217,15 +254,19 @@ class Pipeline:
     @property
     def _converts(self) -> bool:
         """Whether any layer is converted, which is known before any is chosen."""
+        if self.config.student.path:
+            return False
         return num_kept(self.config.policy, self._num_layers) < self._num_layers
 
     @cached_property
     def converted(self) -> list[int]:
-        """The layers that become Gated DeltaNet.
+        """The layers that become Gated DeltaNet: none where a saved student is only measured.
 
         Raises:
             TCError: if they are yet to be searched for.
         """
+        if self.config.student.path:
+            return []
         policy = self.config.policy
         if searches(policy):
             found = self._require("select", self.path("select"), self._selection_made_by)
@@ -298,13 +339,11 @@ class Pipeline:
 
     @cached_property
     def _data_made_by(self) -> dict[str, Any]:
-        section = self._section("data", "eval", "seed")
-        section.pop("eval.batch_sequences", None)
         return {
             "teacher": self.teacher.identity,
             "sources": sources_digest(self.config.data),
             "code": code_version("data"),
-            **section,
+            **self._section("data", "eval", "seed"),
         }
 
     def data(self) -> None:
@@ -509,7 +548,7 @@ class Pipeline:
     def _init_made_by(self) -> dict[str, Any]:
         calibrated = needs_activations(self.config.init)
         section = self._section("init", "student", "seed")
-        for ignored in ("init.name", "student.name", "init.align"):
+        for ignored in ("init.name", "student.name", "student.path", "init.align"):
             section.pop(ignored)
         return {
             "teacher": self.teacher.identity,
@@ -825,8 +864,15 @@ class Pipeline:
         """The student before any recovery."""
         return self._assemble(self._zero_shot_mixers())
 
+    @cached_property
+    def _given_student(self) -> dict[str, Any]:
+        """What the student of `student.path` is: the contents of its folder."""
+        return {"student": folder_hash(Path(str(self.config.student.path)).expanduser())}
+
     @property
     def _student_made_by(self) -> dict[str, Any]:
+        if self.config.student.path:
+            return self._given_student
         names = list(self._stages_of_recovery)
         return self._recovered_made_by(names[-1]) if names else self._zero_shot_made_by
 
@@ -882,6 +928,9 @@ class Pipeline:
 
     def load_student(self) -> PreTrainedModel:
         """The saved student, as a user would load it."""
+        given = self.config.student.path
+        if given:
+            return load_saved(given).to(self.device)
         folder = self.path("student")
         self._require("student", folder, self._student_made_by)
         return AutoModelForCausalLM.from_pretrained(folder).to(self.device).eval()
@@ -897,53 +946,84 @@ class Pipeline:
     # ---- evaluate --------------------------------------------------------------------------------
 
     def evaluate(self) -> None:
-        """Measures teacher, copy_only student and this student on the same held-out windows."""
+        """Measures the student, what it comes from and what it is compared with."""
+        measures, given = self.config.eval.measures, self.config.student.path
+        if given:
+            check_saved(given, self.teacher.tokenizer)
+            if READS_TEXT & set(measures):
+                self.data()
+        student = cache(self.load_student)  # loaded when first needed, and once
+        made: list[Manifest] = []
+        for measure in measures:
+            if measure is Measure.perplexity:
+                manifests = self._perplexities(student)
+            elif measure is Measure.generation:
+                manifests = [self._generation(student)]
+            else:
+                manifests = self._scores(measure, student)
+            for manifest in manifests:
+                for name, found in manifest.info["results"].items():
+                    results = [Result(**values) for values in found]
+                    self.results = merged(self.results, {name: results})
+            made += manifests
+            self.folder.write_results(self.results)
+        reused = all(self.metrics[f"{manifest.kind}/reused"] for manifest in made)
+        self._count_all("evaluate", [manifest.info for manifest in made], reused)
+
+    def _perplexities(self, student: Callable[[], PreTrainedModel]) -> list[Manifest]:
+        """Teacher, copy_only student and this student on the same held-out windows."""
         common = {
             "windows": _digest({k: v for k, v in self.tokens.items() if "evaluation" in k}),
             "teacher": self.teacher.identity,
             "code": code_version("evaluate"),
         }
-        plain = {
-            **common,
-            "form": self.form.to_dict(),
-            "layers": self.converted,
-            "seed": self.config.seed,
-        }
-        models: list[tuple[str, Callable[[], PreTrainedModel], Path, dict[str, Any]]] = []
-        for name, model, made_by in (
-            ("teacher", lambda: self.teacher.model, common),
-            ("copy_only", self.copy_only, plain),
-        ):
-            folder = self.cache / "evaluations" / hash_of(made_by)
-            models.append((name, model, folder, made_by))
-            self.shared[f"evaluation of {name}"] = folder
+        models: dict[str, tuple[Callable[[], PreTrainedModel], Path, dict[str, Any]]] = {}
+        folder = self._shared_evaluation("teacher", common)
+        models["teacher"] = (self._teacher_model, folder, common)
+        if not self.config.student.path:
+            plain = {
+                **common,
+                "form": self.form.to_dict(),
+                "layers": self.converted,
+                "seed": self.config.seed,
+            }
+            folder = self._shared_evaluation("copy_only", plain)
+            models["copy_only"] = (self.copy_only, folder, plain)
         if self._stages_of_recovery:
             made_by = {**self._zero_shot_made_by, **common}
-            models.append(
-                ("zero_shot", self.zero_shot, self.path("evaluate", "zero_shot"), made_by)
-            )
-        student = {**self._student_made_by, **common}
-        models.append(("student", self.load_student, self.path("evaluate", "student"), student))
-        infos = {n: self._evaluate(n, m, folder, made) for n, m, folder, made in models}
-        self._compare(infos)
+            models["zero_shot"] = (self.zero_shot, self.path("evaluate", "zero_shot"), made_by)
+        made_by = {**self._student_made_by, **common}
+        models["student"] = (student, self.path("evaluate", "student"), made_by)
+        found = {name: self._perplexity(name, *facts) for name, facts in models.items()}
+        self._compare({name: manifest.info for name, manifest in found.items()})
+        return list(found.values())
 
-    def _evaluate(
+    def _shared_evaluation(self, name: str, made_by: dict[str, Any]) -> Path:
+        """The folder of an evaluation that other runs need as well."""
+        folder = self.cache / "evaluations" / hash_of(made_by)
+        self.shared[f"evaluation of {name}"] = folder
+        return folder
+
+    def _teacher_model(self) -> PreTrainedModel:
+        return self.teacher.model
+
+    def _perplexity(
         self,
         name: str,
         model: Callable[[], PreTrainedModel],
         folder: Path,
         made_by: dict[str, Any],
-    ) -> dict[str, Any]:
-        kept = evaluation_windows(self.tokens)
+    ) -> Manifest:
+        kept, cfg = evaluation_windows(self.tokens), self.config.eval
         total = sum(int(w.counted.sum()) for w in kept)
 
         def make(_: Path) -> dict[str, Any]:
             with ui.progress(f"perplexity of {name}", total) as advance:
-                batch = self.config.eval.batch_sequences
-                return perplexity(model(), kept, batch, advance).to_dict()
+                found = perplexity(model(), kept, cfg.batch_sequences, advance)
+            results = found.results("perplexity", "held_out", cfg.context)
+            return {**found.to_dict(), "results": _plain({name: results})}
 
-        stage = f"evaluate_{name}"
-        return self._stage(stage, folder, made_by, make).info
+        return self._stage(f"evaluate_{name}", folder, made_by, make)
 
     def _compare(self, infos: dict[str, dict[str, Any]]) -> None:
         for name, info in infos.items():
@@ -952,10 +1032,85 @@ class Pipeline:
         ppl = {name: info["perplexity"] for name, info in infos.items()}
         self.metrics["student/perplexity_zero_shot"] = ppl.get("zero_shot", ppl["student"])
         self.metrics["student/perplexity_over_teacher"] = ppl["student"] / ppl["teacher"]
-        self.metrics["copy_only/perplexity_over_student"] = ppl["copy_only"] / ppl["student"]
+        if "copy_only" in ppl:
+            self.metrics["copy_only/perplexity_over_student"] = ppl["copy_only"] / ppl["student"]
         self.metrics["evaluation_tokens"] = infos["student"]["tokens"]
-        reused = all(self.metrics[f"evaluate_{name}/reused"] for name in infos)
-        self._count_all("evaluate", list(infos.values()), reused)
+
+    def _scores(self, measure: Measure, student: Callable[[], PreTrainedModel]) -> list[Manifest]:
+        """Teacher and student by one measure, each an artifact of its own."""
+        common = self._measured_by(measure)
+        if measure is Measure.positions:
+            data = {k: v for k, v in self._data_made_by.items() if not k.startswith(NOT_SPLIT)}
+            common = {**data, **common}
+        folder = self._shared_evaluation(f"teacher, {measure.value}", common)
+        made_by = {**self._student_made_by, **common}
+        own = self._measure_folder(measure, common) / "student"
+        return [
+            self._score(measure, "teacher", self._teacher_model, folder, common),
+            self._score(measure, "student", student, own, made_by),
+        ]
+
+    def _measured_by(self, measure: Measure) -> dict[str, Any]:
+        """What a measure's results of a teacher follow from, but for the text of a run."""
+        cfg = self.config.eval
+        return {
+            "measure": measure.value,
+            "teacher": self.teacher.identity,
+            "seed": self.config.seed,
+            "code": code_version("evaluate"),
+            **question(cfg, measure),
+            **sources(cfg, measure),
+        }
+
+    def _measure_folder(self, measure: Measure, made_by: dict[str, Any]) -> Path:
+        """Where a measure's results lie: other settings have another folder, and both stay."""
+        settings = {k: v for k, v in made_by.items() if k not in ("teacher", "code")}
+        return self.path("evaluate", f"{measure.value}-{hash_of(settings)[:8]}")
+
+    def _score(
+        self,
+        measure: Measure,
+        name: str,
+        model: Callable[[], PreTrainedModel],
+        folder: Path,
+        made_by: dict[str, Any],
+    ) -> Manifest:
+        cfg, seed, tokenizer = self.config.eval, self.config.seed, self.teacher.tokenizer
+
+        def make(_: Path) -> dict[str, Any]:
+            with ui.counting(f"{measure.value} of {name}", UNITS[measure]) as tell:
+                if measure is Measure.tasks:
+                    found = run_tasks(model(), tokenizer, cfg.tasks, seed, tell)
+                elif measure is Measure.ruler:
+                    found = run_ruler(model(), tokenizer, cfg.ruler, seed, tell)
+                elif measure is Measure.positions:
+                    texts = self._held_out
+                    found = run_positions(model(), tokenizer, texts, cfg.positions, seed, tell)
+                else:
+                    found = run_corpus(model(), tokenizer, cfg.corpus, seed, tell)
+            return {"results": _plain({name: found})}
+
+        return self._stage(f"evaluate_{name}_{measure.value}", folder, made_by, make)
+
+    @cached_property
+    def _held_out(self) -> list[Document]:
+        """The documents of the evaluation part."""
+        return load_splits(self.config.data, self.config.seed).parts["evaluation"]
+
+    def _generation(self, student: Callable[[], PreTrainedModel]) -> Manifest:
+        """What generation costs; models that are compared are timed together, never apart."""
+        machine = {"threads": torch.get_num_threads(), "device": _device_name(self.device)}
+        common = {**self._measured_by(Measure.generation), **machine}
+
+        def make(_: Path) -> dict[str, Any]:
+            models = {"teacher": self.teacher.model, "student": student()}
+            cfg = self.config.eval.generation
+            with ui.counting("generation", UNITS[Measure.generation]) as tell:
+                return {"results": _plain(run_generation(models, cfg, self.config.seed, tell))}
+
+        folder = self._measure_folder(Measure.generation, common) / "teacher_and_student"
+        made_by = {**self._student_made_by, **common}
+        return self._stage("evaluate_generation", folder, made_by, make)
 
     # ---- report ----------------------------------------------------------------------------------
 
@@ -970,7 +1125,7 @@ class Pipeline:
         histories = self._histories()
         if histories:
             draw_recovery(histories, self.metrics, self.path("recover", "curve.png"))
-        show_summary(self.metrics, self.folder.path)
+        show_summary(self.metrics, self.results, self.folder.path)
 
     def _histories(self) -> dict[str, list[dict[str, Any]]]:
         """The curves of the finished stages of recovery."""
@@ -1012,9 +1167,25 @@ class Pipeline:
                 self.logger.log_metrics(point, step)
         numbers = {k: v for k, v in self.metrics.items() if isinstance(v, int | float)}
         self.logger.log_metrics(numbers)
-        for title, columns, rows in [*summary_tables(self.metrics), *self._score_tables()]:
+        self._log_results()
+        tables = [*summary_tables(self.metrics), *result_tables(self.results)]
+        for title, columns, rows in [*tables, *self._score_tables()]:
             log_table(self.logger, title, columns, rows)
         self.logger.finalize("success")
+
+    def _log_results(self) -> None:
+        """Gives the logger what was measured: as curves where it has positions, else as scalars."""
+        assert self.logger is not None
+        scalars: dict[str, float] = {}
+        for model, found in self.results.items():
+            for result in found:
+                name = f"{model}/{result.name}"
+                if result.position is None:
+                    scalars[name] = result.value
+                else:
+                    self.logger.log_metrics({name: result.value}, result.position)
+        if scalars:
+            self.logger.log_metrics(scalars)
 
 
 def _order(kind: PolicyKind) -> list[str]:
@@ -1040,6 +1211,16 @@ def _digest(tensors: dict[str, torch.Tensor]) -> str:
         digest.update(name.encode() + str(tuple(tensors[name].shape)).encode())
         digest.update(tensors[name].contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:16]
+
+
+def _plain(results: Results) -> dict[str, list[dict[str, Any]]]:
+    """Results as they are kept in a manifest."""
+    return {name: [result.to_dict() for result in found] for name, found in results.items()}
+
+
+def _device_name(device: torch.device) -> str:
+    """What times were taken on: a GPU's name, or `cpu`."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def _use_gpu(config: Config) -> bool:

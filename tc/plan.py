@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from tc.config import Accelerator, Config, GeometryConfig, Precision, Strategy
+from tc.config import Accelerator, Config, GeometryConfig, Measure, Precision, Strategy
+from tc.evaluate.ruler import MADE as RULER
 from tc.init import needs_activations
 from tc.policy import kept_layers, needs_all_mixers, num_kept, searches
 from tc.recovery import KL_ROWS
@@ -55,8 +56,9 @@ class Plan:
 def make_plan(config: Config, geometry: GeometryConfig) -> Plan:
     """Prices a configuration for a teacher of the given sizes."""
     policy, layers = config.policy, geometry.num_hidden_layers
-    kept = num_kept(policy, layers)
+    kept = layers if config.student.path else num_kept(policy, layers)
     converted = layers - kept
+    searched = searches(policy) and converted > 0
     mixer = mixer_parameters(geometry, config.student.use_gate)
     student = geometry.parameters + converted * (mixer - attention_parameters(geometry))
     flops = _flops(config, geometry, converted, mixer)
@@ -64,8 +66,8 @@ def make_plan(config: Config, geometry: GeometryConfig) -> Plan:
     return Plan(
         geometry=geometry,
         num_kept=kept,
-        kept=None if searches(policy) else kept_layers(policy, layers),
-        scores=num_scores(policy.kind, layers, kept) if searches(policy) else 0,
+        kept=_kept(config, layers),
+        scores=num_scores(policy.kind, layers, kept) if searched else 0,
         mixer_parameters=mixer,
         student_parameters=student,
         memory_bytes=_memory(config, geometry, student, mixer),
@@ -74,6 +76,13 @@ def make_plan(config: Config, geometry: GeometryConfig) -> Plan:
         flops=flops,
         seconds=None if rate is None else flops / rate,
     )
+
+
+def _kept(config: Config, num_layers: int) -> list[int] | None:
+    """The layers that keep attention, all where a saved student is only measured."""
+    if config.student.path:
+        return list(range(num_layers))
+    return None if searches(config.policy) else kept_layers(config.policy, num_layers)
 
 
 def mixer_parameters(geometry: GeometryConfig, use_gate: bool) -> int:
@@ -128,9 +137,7 @@ def _memory(config: Config, geometry: GeometryConfig, student: int, mixer: int) 
     training = 4 * 5 * mixer + 4 * config.align.batch_sequences * config.data.sequence_length * (
         12 * widths
     )
-    evaluating = student * size + 4 * config.eval.batch_sequences * config.eval.context * (
-        8 * geometry.hidden_size
-    )
+    evaluating = student * size + 4 * _tokens_at_once(config) * 8 * geometry.hidden_size
     layer = geometry.parameters // geometry.num_hidden_layers
     # The same of each mixer, the layers in float32, the stream and its target, and intermediates.
     batch = config.align.batch_sequences * config.data.sequence_length
@@ -138,6 +145,8 @@ def _memory(config: Config, geometry: GeometryConfig, student: int, mixer: int) 
         5 * mixer + layer + 30 * batch * geometry.hidden_size
     )
     stages = [evaluating]
+    if config.student.path:
+        return PROGRAM_BYTES + teacher + evaluating
     if needs_activations(config.init):
         stages.append(activations + training)
     if _has_blocks(config):
@@ -154,6 +163,43 @@ def _selecting(config: Config, geometry: GeometryConfig, mixer_bytes: int) -> in
     logits = 4 * 3 * KL_ROWS * geometry.vocab_size
     mixers = mixer_bytes * layers if needs_all_mixers(config.policy) else 0
     return streams + logits + mixers
+
+
+def _tokens_at_once(config: Config) -> int:
+    """The most tokens of a forward pass of an evaluation."""
+    cfg = config.eval
+    sizes = {
+        Measure.perplexity: cfg.batch_sequences * cfg.context,
+        Measure.tasks: cfg.tasks.batch_size * QUESTION,
+        Measure.ruler: cfg.ruler.batch_size * max(cfg.ruler.lengths, default=0),
+        Measure.positions: max(cfg.positions.batch_tokens, *cfg.positions.contexts),
+        Measure.corpus: cfg.corpus.batch_sequences * cfg.corpus.context,
+        Measure.generation: max(cfg.generation.contexts, default=0),
+    }
+    return max(sizes[measure] for measure in cfg.measures)
+
+
+QUESTION = 512
+"""Tokens of a question of lm-eval, with its examples: a guess."""
+
+CORPUS = 300_000
+"""Tokens of WikiText-2's test text, about."""
+
+
+def _evaluation_flops(config: Config, geometry: GeometryConfig) -> float:
+    """Forward passes over what is measured; but for tasks of lm-eval, whose length is not known."""
+    cfg, generation = config.eval, config.eval.generation
+    perplexities = 2 if config.student.path else 3 + bool(config.recovery.stages)
+    readings = generation.repeats + generation.warm_up
+    tokens = {
+        Measure.perplexity: perplexities * cfg.tokens,
+        Measure.tasks: 0,
+        Measure.ruler: 2 * sum(cfg.ruler.lengths) * cfg.ruler.limit * len(cfg.ruler.tasks or RULER),
+        Measure.positions: 2 * cfg.positions.tokens * len(cfg.positions.contexts),
+        Measure.corpus: 2 * (cfg.corpus.tokens or CORPUS),
+        Measure.generation: 2 * readings * sum(generation.contexts),
+    }
+    return 2.0 * geometry.parameters * sum(tokens[measure] for measure in cfg.measures)
 
 
 TRAINED_BYTES = 16
@@ -179,7 +225,7 @@ def recovery_memory(config: Config, geometry: GeometryConfig, mixers: int) -> in
     layers, hidden = geometry.num_hidden_layers, geometry.hidden_size
     tables = 2 * geometry.vocab_size * hidden  # embeddings and head, which FSDP keeps whole
     stages = []
-    for name, stage in recovery.stages.items():
+    for name, stage in ({} if config.student.path else recovery.stages).items():
         rest = name == "stage2" and recovery.stage2.lr_rest > 0
         trained = mixers + (geometry.parameters if rest else 0)
         # Frozen weights are the teacher's own memory, but for FSDP, which holds them twice.
@@ -200,6 +246,8 @@ def recovery_memory(config: Config, geometry: GeometryConfig, mixers: int) -> in
 
 
 def _disk(config: Config, geometry: GeometryConfig, student: int, mixers: int) -> int:
+    if config.student.path:
+        return 0
     size = BYTES[config.teacher.dtype.value]
     width = geometry.hidden_size + _context(geometry)
     captured = geometry.num_hidden_layers * _tokens(config) * width * size
@@ -210,7 +258,9 @@ def _disk(config: Config, geometry: GeometryConfig, student: int, mixers: int) -
 def _flops(config: Config, geometry: GeometryConfig, converted: int, mixer: int) -> float:
     """Multiply-adds count twice; attention scores and the recurrence are left out."""
     align, data = config.align, config.data
-    evaluate = (3 + bool(config.recovery.stages)) * 2 * geometry.parameters * config.eval.tokens
+    evaluate = _evaluation_flops(config, geometry)
+    if config.student.path:
+        return evaluate
     select, made = _selection_flops(config, geometry), _with_mixer(config, geometry)
     if not needs_activations(config.init):
         return float(evaluate + select + _recovery_flops(config, geometry))

@@ -30,9 +30,13 @@ from tc.artifacts import (
 )
 from tc.config import science
 from tc.errors import TCError, one_message
+from tc.evaluate import Results, read_results, write_results
 
 STAGE_FOLDERS = ("data", "init", "align", "select", "blocks", "recover", "student", "evaluate")
-RECORDS = ("metrics.json", "metrics.csv", "artifacts.json", "environment.json", "code.diff")
+RECORDS = (
+    *("metrics.json", "metrics.csv", "results.csv"),
+    *("artifacts.json", "environment.json", "code.diff"),
+)
 PACKAGES = (
     "torch",
     "transformers",
@@ -128,6 +132,15 @@ class RunFolder:
         writer = csv.writer(text, lineterminator="\n")
         writer.writerows([("metric", "value"), *metrics.items()])
         write_text(self.path / "metrics.csv", text.getvalue())
+
+    def read_results(self) -> Results:
+        """What an earlier run has measured here, or nothing."""
+        path = self.path / "results.csv"
+        return read_results(path) if path.is_file() else {}
+
+    def write_results(self, results: Results) -> None:
+        """Writes all that was measured as `results.csv`, a row a number."""
+        write_results(self.path / "results.csv", results)
 
     def write_artifacts(self, others: dict[str, Path]) -> None:
         """Writes `artifacts.json`: key and file hashes of every artifact of the run.

@@ -7,7 +7,15 @@ from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
@@ -31,6 +39,19 @@ class _Speed(ProgressColumn):
 @contextmanager
 def progress(what: str, total: int, unit: str = "tokens") -> Iterator[Callable[[int], None]]:
     """A bar with speed and time left; yields what is told how much each step has done."""
+    with _bar(what, total, unit) as (bar, task):
+        yield lambda done: bar.advance(task, done)
+
+
+@contextmanager
+def counting(what: str, unit: str) -> Iterator[Callable[[int, int], None]]:
+    """The same where the total is found out on the way; yields what is told both, each time."""
+    with _bar(what, 1, unit) as (bar, task):
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+@contextmanager
+def _bar(what: str, total: int, unit: str) -> Iterator[tuple[Progress, TaskID]]:
     columns = (
         TextColumn(f"  {what:<28}"),
         BarColumn(),
@@ -40,8 +61,7 @@ def progress(what: str, total: int, unit: str = "tokens") -> Iterator[Callable[[
         TextColumn("left"),
     )
     with Progress(*columns, console=console) as bar:
-        task = bar.add_task(what, total=total)
-        yield lambda done: bar.advance(task, done)
+        yield bar, bar.add_task(what, total=total)
 
 
 @contextmanager

@@ -11,9 +11,10 @@ from functools import partial
 from typing import Any
 
 import torch
-from measuring import median_seconds, parse_arguments, show, write
+from measuring import parse_arguments, show, write
 from time_operator import PASSES, largest_difference, make_inputs, require_agreement
 
+from tc.meter import median_seconds
 from tc.student.ops import gated_delta_rule
 
 LENGTHS = (512, 2048, 8192, 32768)

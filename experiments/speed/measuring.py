@@ -6,10 +6,8 @@ import argparse
 import ctypes
 import datetime
 import os
-import statistics
 import subprocess
 import sys
-import time
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -39,22 +37,6 @@ Call = Callable[[], Any]
 
 disable_progress_bar()
 warnings.filterwarnings("ignore", "Triton is not supported")  # FLA, where there is no GPU
-
-
-def median_seconds(calls: dict[str, Call], repeats: int, warm_up: int = 1) -> dict[str, float]:
-    """The median wall time of each call, taken in turns: a busy moment of the machine meets all."""
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(warm_up + repeats):
-        for name, call in calls.items():
-            times[name].append(seconds(call))
-    return {name: statistics.median(seen[warm_up:]) for name, seen in times.items()}
-
-
-def seconds(call: Call) -> float:
-    """The wall time of one call."""
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
 
 
 def extra_bytes(call: Call) -> int:

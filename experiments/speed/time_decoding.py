@@ -16,64 +16,17 @@ from typing import Any
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 import torch
-from measuring import configuration, load_embedded, median_seconds, parse_arguments, show, write
-from transformers import DynamicCache, PreTrainedModel
+from measuring import configuration, load_embedded, parse_arguments, show, write
+from transformers import PreTrainedModel
 
+from tc.evaluate.generation import Decoder, cache_bytes, filled_cache
 from tc.init import form_of, fresh_mixer
+from tc.meter import median_seconds
 from tc.policy import converted_layers
-from tc.student.cache import RecurrentLayer, recurrent_layer
 from tc.student.hybrid import build_student
-from tc.student.mixer import GatedDeltaNet
 
 LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768)
 WARM_UP, NUM_TOKENS = 2, 16
-
-
-class Decoder:
-    """Decodes greedily from a context that was never read.
-
-    Args:
-        model: teacher or student.
-        context: its length in tokens.
-    """
-
-    def __init__(self, model: PreTrainedModel, context: int) -> None:
-        self.model, self.cache = model, filled_cache(model, context)
-        self.ids = torch.zeros(1, 1, dtype=torch.long)
-
-    @torch.no_grad()
-    def step(self) -> None:
-        """One token."""
-        logits = self.model(self.ids, cache=self.cache, use_cache=True).logits
-        self.ids = logits[:, -1:].argmax(-1)
-
-    @property
-    def cache_bytes(self) -> int:
-        """Bytes of all tensors in the cache."""
-        return sum(x.numel() * x.element_size() for x in cached_tensors(self.cache))
-
-
-def filled_cache(model: PreTrainedModel, context: int) -> DynamicCache:
-    """A cache as it is after `context` tokens, but for its contents."""
-    config, cache = model.config, DynamicCache(config=model.config)
-    for i, layer in enumerate(model.model.layers):
-        mixer = layer.self_attn
-        if isinstance(mixer, GatedDeltaNet):
-            state = torch.randn(1, mixer.num_heads, mixer.head_dim, mixer.head_dim)
-            recurrent_layer(cache, i).store(state, context)
-        else:
-            shape = (1, config.num_key_value_heads, context, config.head_dim)
-            cache.update(torch.randn(shape), torch.randn(shape), i)
-    return cache
-
-
-def cached_tensors(cache: DynamicCache) -> list[torch.Tensor]:
-    """States, or keys and values, of all layers."""
-    tensors = []
-    for layer in cache.layers:
-        kept = [layer.state] if isinstance(layer, RecurrentLayer) else [layer.keys, layer.values]
-        tensors += kept
-    return tensors
 
 
 def make_models() -> dict[str, PreTrainedModel]:
@@ -91,11 +44,12 @@ def make_models() -> dict[str, PreTrainedModel]:
 
 def measure(models: dict[str, PreTrainedModel], context: int) -> list[dict[str, Any]]:
     """A row for each model at one context; they decode in turns."""
-    decoders = {name: Decoder(model, context) for name, model in models.items()}
-    sizes = {name: decoder.cache_bytes for name, decoder in decoders.items()}
+    caches = {name: filled_cache(model, context) for name, model in models.items()}
+    sizes = {name: cache_bytes(cache) for name, cache in caches.items()}
+    decoders = {name: Decoder(model, caches[name]) for name, model in models.items()}
     calls = {name: decoder.step for name, decoder in decoders.items()}
     took = median_seconds(calls, NUM_TOKENS, WARM_UP)
-    lengths = {decoder.cache.get_seq_length() for decoder in decoders.values()}
+    lengths = {cache.get_seq_length() for cache in caches.values()}
     assert lengths == {context + WARM_UP + NUM_TOKENS}, lengths
     return [
         {

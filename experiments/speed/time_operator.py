@@ -12,9 +12,10 @@ from functools import partial
 from typing import Any
 
 import torch
-from measuring import extra_bytes, extra_bytes_alone, median_seconds, parse_arguments, show, write
+from measuring import extra_bytes, extra_bytes_alone, parse_arguments, show, write
 from transformers.models.qwen3_next import modeling_qwen3_next
 
+from tc.meter import median_seconds
 from tc.student.ops import gated_delta_rule
 
 LENGTHS = (64, 256, 2048, 8192)

@@ -9,11 +9,11 @@ default run.
 from __future__ import annotations
 
 import copy
-import itertools
 import os
 import statistics
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,13 @@ from typing import Any
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 import torch
-from measuring import load_embedded, median_seconds, parse_arguments, show, write
+from measuring import load_embedded, parse_arguments, show, write
 
 from tc.artifacts import Manifest, save_tensors
 from tc.config import Config
 from tc.data import Packed
 from tc.init import form_of, fresh_mixer
+from tc.meter import median_seconds
 from tc.policy import converted_layers
 from tc.recovery import Stage, Watch, run_stage, student_of
 from tc.teacher import Teacher
@@ -95,7 +96,7 @@ def seconds_of_a_step(config: Config, teacher: Teacher, student: Any, ids: torch
             seed=0,
         )
         run_stage(teacher.model, student, stage, config.recovery, config.trainer, False, watch)
-    took = [after - before for before, after in itertools.pairwise(marks)]
+    took = [after - before for before, after in pairwise(marks)]
     return statistics.median(took[WARM_UP:])
 
 

@@ -19,7 +19,6 @@ from measuring import (
     extra_bytes,
     extra_bytes_alone,
     load_embedded,
-    median_seconds,
     parse_arguments,
     show,
     write,
@@ -27,6 +26,7 @@ from measuring import (
 from transformers import PreTrainedModel
 
 from tc.data.speeches import read_speeches
+from tc.meter import median_seconds
 from tc.stats import AttentionStatistics
 from tc.teacher import Teacher
 from tc.teacher.capture import capture

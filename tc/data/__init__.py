@@ -1,6 +1,7 @@
 """Text: read it, split it by document into disjoint parts, cut and pack it to tokens."""
 
 from tc.data.documents import PARTS, Document
+from tc.data.files import read_file
 from tc.data.packing import Packed, pack
 from tc.data.splits import (
     Splits,
@@ -18,7 +19,7 @@ from tc.data.training import (
     steps_of,
     write_training,
 )
-from tc.data.window import Window, collate, windows
+from tc.data.window import Window, collate, nested_windows, windows
 
 __all__ = [
     "PARTS",
@@ -33,9 +34,11 @@ __all__ = [
     "evaluation_windows",
     "load_splits",
     "missing_sources",
+    "nested_windows",
     "pack",
     "packed_part",
     "prove_disjoint",
+    "read_file",
     "sequences_wanted",
     "sources_digest",
     "steps_of",

@@ -152,7 +152,7 @@ READERS: dict[str, Callable[[Path, str], list[Document]]] = {
 def no_column(where: str, column: str, there: list[str]) -> str:
     """What to say where the text column is missing."""
     names = ", ".join(map(str, there)) or "none"
-    return f"{where}: no column '{column}'; there are: {names}. Choose with data.text_column=..."
+    return f"{where}: no column '{column}'; there are: {names}. Choose one with text_column=..."
 
 
 def checked_text(value: object, where: str, column: str) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import torch
@@ -78,6 +79,53 @@ def windows(
     return result
 
 
+def nested_windows(
+    documents: list[Document],
+    tokenizer: PreTrainedTokenizerBase,
+    number: int,
+    contexts: list[int],
+    seed: int,
+) -> list[dict[int, list[Window]]]:
+    """Stretches of text, each cut to windows of every context: all contexts count the same targets.
+
+    A stretch fills one window of the longest context and is of one document; documents take turns
+    in a seeded order. What is left at a document's end is no whole stretch and is not used.
+
+    Args:
+        documents: texts of the evaluation part; tokenised only when their turn comes.
+        tokenizer: of the teacher.
+        number: of stretches.
+        contexts: the most tokens of a window, for each cut.
+        seed: chooses the order of documents.
+
+    Returns:
+        For each stretch its windows by context, which count all targets that have a token before
+        them; the longest context has one window.
+
+    Raises:
+        TCError: if the documents have fewer whole stretches.
+    """
+    prefix = prefix_ids(tokenizer)
+    room = max(contexts) - len(prefix)
+    order = shuffled(documents, seed, "evaluation")
+    stretches = take_turns(_whole(d, tokenizer, room) for d in order)
+    found = list(islice(stretches, number))
+    if len(found) < number:
+        raise TCError(
+            f"too little text: the {len(order)} evaluation documents have {len(found)} stretches "
+            f"of {max(contexts)} tokens, and {number} are needed. Lower eval.positions.tokens or "
+            "eval.positions.contexts, raise data.shares.evaluation, or give longer documents: "
+            "data.path=[...]"
+        )
+    return [{c: list(_cut(ids, prefix, c, c)) for c in contexts} for ids in found]
+
+
+def _whole(document: Document, tokenizer: PreTrainedTokenizerBase, length: int) -> Iterator[Tensor]:
+    """The whole stretches of one document, Long [length]; tokenised on first demand."""
+    ids = encode(tokenizer, document.text)
+    yield from ids[: len(ids) // length * length].view(-1, length)
+
+
 def _check_sizes(tokens: int, context: int, stride: int, num_prefix: int) -> None:
     """Refuses sizes that give no windows, or that would leave targets out.
 
@@ -104,10 +152,14 @@ def _of_document(
     stride: int,
 ) -> Iterator[Window]:
     """The windows of one document from its start; tokenised on first demand."""
-    ids = encode(tokenizer, document.text)
+    yield from _cut(encode(tokenizer, document.text), prefix, context, stride)
+
+
+def _cut(ids: Tensor, prefix: Tensor, context: int, stride: int) -> Iterator[Window]:
+    """The windows of one text, which count every target once."""
     room = context - len(prefix)
     step = min(stride, room - 1)
-    # Without a BOS nothing predicts the document's first token.
+    # Without a BOS nothing predicts the text's first token.
     done = 0 if len(prefix) else 1
     start = 0
     while done < len(ids):

@@ -6,7 +6,7 @@ Shape letters: B batch, T tokens, W vocabulary.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 
 import torch
@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from tc.data import Window, collate
 from tc.errors import TCError
+from tc.evaluate.results import Result
 
 ROWS = 512
 """Tokens whose logits are turned to losses at once."""
@@ -41,8 +42,19 @@ class Perplexity:
         """The fields as plain values."""
         return asdict(self)
 
+    def results(self, measure: str, task: str, context: int) -> list[Result]:
+        """The perplexity and the mean in the long format."""
+        # The error of a mean log-likelihood is a relative error of its exponential.
+        values = {
+            "perplexity": (self.perplexity, self.perplexity * self.nll_stderr),
+            "nll": (self.nll, self.nll_stderr),
+        }
+        return [
+            Result(measure, task, metric, value, stderr, self.tokens, context)
+            for metric, (value, stderr) in values.items()
+        ]
 
-@torch.no_grad()
+
 def perplexity(
     model: PreTrainedModel,
     windows: list[Window],
@@ -62,16 +74,24 @@ def perplexity(
         TCError: if a loss is not finite.
     """
     sums, counts = [], []
-    for start in range(0, len(windows), batch_sequences):
-        batch = collate(windows[start : start + batch_sequences], pad_id=0)
-        losses = _losses(model, batch)
-        counted = batch["counted"][:, 1:]
-        sums.append(torch.where(counted, losses, 0).sum(1))
+    for losses, counted in counted_losses(model, windows, batch_sequences):
+        sums.append(losses.sum(1))
         counts.append(counted.sum(1))
         progress(int(counted.sum()))
-    return _summary(torch.cat(sums), torch.cat(counts))
+    return summary(torch.cat(sums), torch.cat(counts))
 
 
+def counted_losses(
+    model: PreTrainedModel, windows: list[Window], batch_sequences: int
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """For each batch of windows, losses `[B, T - 1]` that are 0 where none counts, and which do."""
+    for start in range(0, len(windows), batch_sequences):
+        batch = collate(windows[start : start + batch_sequences], pad_id=0)
+        counted = batch["counted"][:, 1:]
+        yield torch.where(counted, _losses(model, batch), 0), counted
+
+
+@torch.no_grad()
 def _losses(model: PreTrainedModel, batch: dict[str, torch.Tensor]) -> torch.Tensor:
     """Negative log-likelihoods `[B, T - 1]`, float64, of each token but the first."""
     ids, mask = (batch[name].to(model.device) for name in ("input_ids", "attention_mask"))
@@ -84,7 +104,16 @@ def _losses(model: PreTrainedModel, batch: dict[str, torch.Tensor]) -> torch.Ten
     return torch.cat(parts).double().cpu().view(len(ids), -1)
 
 
-def _summary(sums: torch.Tensor, counts: torch.Tensor) -> Perplexity:
+def summary(sums: torch.Tensor, counts: torch.Tensor) -> Perplexity:
+    """The perplexity of clusters of tokens.
+
+    Args:
+        sums: of the counted losses of each cluster, float64.
+        counts: of its counted tokens.
+
+    Raises:
+        TCError: if a loss is not finite.
+    """
     tokens = int(counts.sum())
     nll = float(sums.sum()) / tokens
     if not math.isfinite(nll):

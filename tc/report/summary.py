@@ -7,24 +7,30 @@ from typing import Any
 
 from tc import ui
 from tc.config import TIMED
+from tc.evaluate import Results
 from tc.plan import Plan
 from tc.policy import others
+from tc.report.results import result_tables
 
 
-def show_summary(metrics: dict[str, Any], run_dir: Path) -> None:
-    """Prints stages, perplexities and the next command.
+def show_summary(metrics: dict[str, Any], results: Results, run_dir: Path) -> None:
+    """Prints stages, perplexities, what else was measured, and the next command.
 
     Args:
         metrics: the flat metrics of the run.
+        results: of its evaluation.
         run_dir: the run folder.
     """
-    for title, columns, rows in summary_tables(metrics):
+    for title, columns, rows in [*summary_tables(metrics), *result_tables(results)]:
         ui.table(title, columns, rows)
-    if "student/perplexity" in metrics:
+    if "copy_only/perplexity_over_student" in metrics:
         ratio = metrics["copy_only/perplexity_over_student"]
         word = "below" if ratio >= 1 else "above"
         times = max(ratio, 1 / ratio)
         ui.say(f"The student's perplexity is {times:,.1f} times {word} that of copy_only.")
+    table = run_dir / "results.csv"
+    if table.is_file():
+        ui.say(f"\nall that was measured: {table}")
     curve = run_dir / "recover" / "curve.png"
     if curve.is_file():
         ui.say(f"\ncurve: {curve}")

@@ -12,7 +12,7 @@ from tokenizers.models import BPE
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
-from tc.data import Document, collate, windows
+from tc.data import Document, collate, nested_windows, windows
 from tc.errors import TCError
 
 Tokenizer = PreTrainedTokenizerFast
@@ -156,3 +156,35 @@ def test_collate_pads_on_the_right(plain: Tokenizer, docs: Docs) -> None:
     assert batch["input_ids"][short, 5:].tolist() == [7] * 4
     assert batch["attention_mask"][short].tolist() == [1] * 5 + [0] * 4
     assert not batch["counted"][short, 5:].any()
+
+
+@pytest.mark.parametrize("bos", [False, True])
+def test_nested_windows_of_every_context_count_the_same_targets(
+    plain: Tokenizer, with_bos: Tokenizer, bos: bool
+) -> None:
+    tokenizer = one_token_a_character(with_bos if bos else plain)
+    documents = [Document(unique_text(n, k), f"d{k}") for k, n in enumerate((70, 31, 40))]
+    stretches = nested_windows(documents, tokenizer, 3, [8, 13, 32], seed=0)
+    room = 31 if bos else 32
+    for stretch in stretches:
+        assert list(stretch) == [8, 13, 32]
+        longest = stretch[32][0]
+        assert len(stretch[32]) == 1 and len(longest.input_ids) == 32
+        assert longest.counted.tolist() == [False] + [True] * 31
+        text = longest.input_ids[1:] if bos else longest.input_ids
+        assert len(text) == room
+        for context, cut in stretch.items():
+            targets = torch.cat([window.input_ids[window.counted] for window in cut])
+            assert targets.tolist() == longest.input_ids[1:].tolist()
+            assert max(len(window.input_ids) for window in cut) == context
+            starts = {int(window.input_ids[0]) for window in cut}
+            assert not bos or starts == {tokenizer.bos_token_id}
+    firsts = [int(stretch[32][0].input_ids[int(bos)]) for stretch in stretches]
+    # Whole stretches of documents in turns; what is shorter gives none.
+    assert len(set(firsts)) == 3 and all(first % 200 in (0, room) for first in firsts)
+    assert not bos or 200 in firsts
+
+
+def test_nested_windows_need_whole_stretches(plain: Tokenizer, docs: Docs) -> None:
+    with pytest.raises(TCError, match="have 3 stretches of 32 tokens, and 4 are needed"):
+        nested_windows(docs(64, 31, 40), plain, 4, [8, 32], seed=0)

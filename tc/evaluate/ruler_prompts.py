@@ -166,12 +166,9 @@ def _variables(order: Order) -> list[Doc]:
     It begins with its shortest prompt. If that does not fit, it tries ever the same, for ever.
     """
     track, room = vt_utils.sys_vartrack_w_noise_random, order.room("ruler_vt")
-    if (tokens := order.count(_first_draw(noises=5, is_icl=True))) > VT_EXAMPLE_TOKENS - 30:
-        raise TCError(
-            f"ruler_vt has a solved example of at most {VT_EXAMPLE_TOKENS - 30} tokens, and with "
-            f"this tokenizer it takes {tokens}. Leave it out of eval.ruler.tasks"
-        )
-    example = track(order.tokenizer, 1, max_seq_length=VT_EXAMPLE_TOKENS, incremental=5)[0]
+    # With a small vocabulary the shortest example takes more than lm-eval allows.
+    allowed = max(VT_EXAMPLE_TOKENS, order.count(_first_draw(noises=5, is_icl=True)) + 30)
+    example = track(order.tokenizer, 1, max_seq_length=allowed, incremental=5)[0]
     solved = order.count(f"{example['input']} {' '.join(example['outputs'])}\n\n")
     if solved + order.count(_first_draw(noises=10, is_icl=False)) > room:
         raise too_short("ruler_vt", order)

@@ -10,7 +10,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
 from tc.check import validate
-from tc.config import STAGES, Backend, Config, fingerprint, flat, science
+from tc.config import STAGES, Backend, Config, Measure, fingerprint, flat, question, science
 from tc.errors import TCError
 
 NEEDS = {
@@ -145,6 +145,21 @@ WRONG = [
     (["eval=ruler", "eval.ruler.tasks=[ruler_qa_hotpot]"], "needs HotpotQA"),
     (["eval=ruler", "eval.ruler.tasks=[niah_single_2]"], "needs eval.ruler.essay"),
     (["eval=ruler", "eval.ruler.squad=/no/such"], "there is no such file"),
+    (["eval=positions", "eval.positions.contexts=[]"], "eval.positions.contexts=[]"),
+    (["eval=positions", "eval.positions.contexts=[64,64]"], "each once"),
+    (["eval=positions", "eval.positions.tokens=2047"], "less than the longest"),
+    (["eval=positions", "eval.positions.buckets=0"], "eval.positions.buckets=0"),
+    (["eval=positions", "eval.positions.width=0"], "eval.positions.width=0"),
+    (["eval=wikitext2", "eval.corpus.path=no/such.txt"], "there is no such file"),
+    (["eval=wikitext2", "eval.corpus.path=./wiki"], "or a dataset on the hub"),
+    (["eval=wikitext2", "eval.corpus.tokens=2047"], "less than one window"),
+    (["eval=wikitext2", "eval.corpus.context=1"], "eval.corpus.context=1"),
+    (["eval=generation", "eval.generation.contexts=[8]"], "at least 16 tokens"),
+    (["eval=generation", "eval.generation.tokens=0"], "eval.generation.tokens=0"),
+    (["stages=[evaluate]", "student.path=no/such"], "student.path=no/such is no folder"),
+    (["student.path=no/such"], "take stages=[evaluate]"),
+    (["student.path=no/such", "stages=[data]"], "take stages=[evaluate]"),
+    (["student.path=no/such", "stages=[recover,evaluate]"], "take stages=[evaluate]"),
 ]
 
 
@@ -173,12 +188,34 @@ def test_all_problems_come_together() -> None:
         ("init.write_gate=fla", "init.beta_low=0.2"),
         ("eval=perplexity", "eval.tasks.limit=3"),
         ("eval=offline", "eval.ruler.limit=3"),
+        ("eval=generation", "eval.tokens=99"),
     ],
 )
 def test_an_override_that_would_be_ignored_is_refused(setting: str, override: str) -> None:
     with pytest.raises(TCError, match=f"{override} would be ignored"):
         validate(config(setting, override), [setting, override])
     validate(config("init=full", override), ["init=full", override])
+
+
+@pytest.mark.parametrize(
+    ("settings", "override"),
+    [
+        (["eval=perplexity"], "eval.positions.width=64"),
+        (["eval=perplexity"], "eval.generation.tokens=9"),
+        (["eval=positions", "eval.positions.width=64"], "eval.positions.buckets=4"),
+        (["eval=wikitext2", f"eval.corpus.path={__file__}.txt"], "eval.corpus.split=train"),
+        (["stages=[evaluate]", "student.path=some/student"], "policy=none"),
+        (["stages=[evaluate]", "student.path=some/student"], "recovery.stage2.tokens=4096"),
+        (["stages=[evaluate]", "student.path=some/student"], "student.carry_bias=false"),
+    ],
+)
+def test_an_override_of_what_is_not_measured_or_made_is_refused(
+    settings: list[str], override: str
+) -> None:
+    with pytest.raises(TCError) as error:
+        validate(config(*settings, override), [*settings, override])
+    ignored = [line for line in str(error.value).splitlines() if "would be ignored" in line]
+    assert len(ignored) == 1 and override in ignored[0]
 
 
 def test_missing_values_are_named() -> None:
@@ -198,6 +235,27 @@ def test_fingerprint_changes_with_results_only() -> None:
     assert fingerprint(composed(*workers)) == fingerprint(composed(*workers, "policy.worker=3"))
     for change in ("seed=1", "policy=every2", "data.min_characters=201", "align.steps=3"):
         assert base != fingerprint(composed(change))
+
+
+def test_a_finished_run_may_be_asked_more() -> None:
+    """What is measured besides perplexity says nothing about the student."""
+    base = fingerprint(composed())
+    assert base == fingerprint(composed("eval=positions", "eval.positions.width=64"))
+    assert base == fingerprint(composed("eval=ruler", "eval.ruler.limit=3"))
+    assert base != fingerprint(composed("eval.tokens=99"))
+
+
+def test_a_question_is_all_that_a_measure_s_results_follow_from() -> None:
+    cfg = config("eval=wikitext2", "eval.corpus.batch_sequences=7").eval
+    settings = question(cfg, Measure.corpus)
+    assert settings["eval.corpus.context"] == 2048 and len(settings["eval.corpus.revision"]) == 40
+    assert not [key for key in settings if "batch" in key or not key.startswith("eval.corpus.")]
+    assert set(question(cfg, Measure.perplexity)) == {"eval.tokens", "eval.context", "eval.stride"}
+
+
+def test_run_dir_of_a_saved_student_has_its_name() -> None:
+    cfg = composed("student.path=runs/x/student", "stages=[evaluate]")
+    assert cfg.run_dir == f"out/evaluate-x-student-{fingerprint(cfg)}"
 
 
 def test_run_dir_carries_the_fingerprint() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from composing import RANDOM_TEACHERS, composed, group
+from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import tc.pipeline
@@ -16,6 +18,7 @@ from tc.artifacts import hash_file, load_tensors
 from tc.config import STAGES
 from tc.data import Packed
 from tc.errors import TCError
+from tc.evaluate import read_results
 from tc.pipeline import run
 from tc.teacher import load_teacher
 
@@ -82,6 +85,7 @@ def test_run_folder_is_the_documented_contract(tmp_path: Path) -> None:
         "metrics.csv",
         "metrics.json",
         "recover",
+        "results.csv",
         "run.log",
         "science.json",
         "student",
@@ -428,8 +432,6 @@ def test_a_damaged_artifact_is_named(tmp_path: Path) -> None:
 
 def test_a_missing_calibration_is_an_error_not_a_warning(tmp_path: Path) -> None:
     """Fault 10 of the published code: a calibrated checkpoint that is not there."""
-    import shutil
-
     go(tmp_path / "run", "stages=[data,calibrate]")
     shutil.rmtree(tmp_path / "cache" / "calibrations")
     with pytest.raises(TCError, match="stage calibrate has left nothing"):
@@ -498,7 +500,6 @@ def test_dry_run_prices_a_search(
 def test_too_little_disk_is_seen_before_the_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import shutil
     from collections import namedtuple
 
     usage = namedtuple("usage", "total used free")
@@ -506,3 +507,206 @@ def test_too_little_disk_is_seen_before_the_work(
     with pytest.raises(TCError, match="Free some space"):
         go(tmp_path / "run")
     assert not (tmp_path / "run" / "init").exists()
+
+
+MEASURES = [
+    "eval.measures=[perplexity,positions,corpus,generation]",
+    "eval.positions.contexts=[32,128]",
+    "eval.positions.tokens=512",
+    "eval.corpus.context=64",
+    "eval.generation.contexts=[16,32]",
+    "eval.generation.tokens=2",
+    "eval.generation.repeats=1",
+]
+PLAIN = ["init=copy_only", "recovery=none"]
+OTHERS = ("run_positions", "run_corpus", "run_generation")
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a finished run in `run`, its cache, its text and its corpus; not to change."""
+    folder = tmp_path_factory.mktemp("measured")
+    (folder / "texts").mkdir()
+    for i in range(12):
+        words = f"document {i}: " + f"some words of its own, {i} of them. " * 60
+        (folder / "texts" / f"{i}.txt").write_text(words)
+    (folder / "corpus.txt").write_text("It is another text altogether. " * 20)
+    go(folder / "run", *texts_of(folder), *MEASURES, *PLAIN)
+    return folder
+
+
+@pytest.fixture
+def copied(measured: Path, tmp_path: Path) -> Path:
+    """A copy of it that a test may change."""
+    shutil.copytree(measured, tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+def texts_of(folder: Path) -> list[str]:
+    return [
+        "data=files",
+        f"data.path=[{folder}/texts/*.txt]",
+        f"eval.corpus.path={folder}/corpus.txt",
+    ]
+
+
+def table(folder: Path, model: str) -> dict[tuple[Any, ...], Any]:
+    """The results of a model in a run folder, without times."""
+    found = read_results(folder / "results.csv")[model]
+    return {
+        (r.measure, r.task, r.metric, r.context, r.position): (r.value, r.stderr, r.samples)
+        for r in found
+        if not r.metric.endswith("per_second")
+    }
+
+
+def broken(*args: Any) -> Any:
+    raise AssertionError("measured again")
+
+
+def test_every_measure_is_in_the_long_table(measured: Path) -> None:
+    metrics = json.loads((measured / "run" / "metrics.json").read_text())
+    results = read_results(measured / "run" / "results.csv")
+    assert list(results) == ["teacher", "copy_only", "student"]
+    for model in ("teacher", "student"):
+        assert {r.measure for r in results[model]} == {
+            "perplexity",
+            "positions",
+            "corpus",
+            "generation",
+        }
+        place = ("perplexity", "held_out", "perplexity", 64, None)
+        assert table(measured / "run", model)[place][0] == metrics[f"{model}/perplexity"]
+    assert {r.measure for r in results["copy_only"]} == {"perplexity"}
+    # Here copy_only is the student.
+    own, same = table(measured / "run", "student"), table(measured / "run", "copy_only")
+    assert all(own[place] == value for place, value in same.items())
+    artifacts = json.loads((measured / "run" / "artifacts.json").read_text())
+    assert {"evaluation of teacher, positions", "evaluation of teacher, corpus"} <= set(artifacts)
+    assert any(name.startswith("evaluate/generation-") for name in artifacts)
+    assert not any("generation" in name for name in artifacts if name.startswith("evaluation"))
+    curves = (measured / "run" / "curves" / "metrics.csv").read_text()
+    assert "student/positions/held_out/nll_by_position@128" in curves
+    assert "teacher/generation/one_sequence/cache_bytes@32" in curves
+
+
+def test_settings_of_one_measure_redo_no_other(
+    copied: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Into the same folder: what is asked besides changes nothing of the run."""
+    before = table(copied / "run", "student")
+    for name in ("run_corpus", "run_generation", "perplexity", "align_layer", "write_tokens"):
+        monkeypatch.setattr(tc.pipeline, name, broken)
+    options = [*texts_of(measured_of(copied)), *MEASURES, *PLAIN]
+    go(copied / "run", *options, "eval.positions.width=50")
+    after = table(copied / "run", "student")
+    changed = {place[0] for place in {*before, *after} if before.get(place) != after.get(place)}
+    assert changed == {"positions"}
+    assert [p[4] for p in after if p[0] == "positions" and p[4]] == [1, 51, 101]
+    assert len(list((copied / "run" / "evaluate").glob("positions-*"))) == 2
+    # And back: both are still there.
+    monkeypatch.setattr(tc.pipeline, "run_positions", broken)
+    go(copied / "run", *options)
+    assert table(copied / "run", "student") == before
+
+
+def measured_of(copied: Path) -> Path:
+    """Where the text of a copied run was: its path is part of what made the run."""
+    record = json.loads((copied / "run" / "science.json").read_text())
+    return Path(record["data.path"][0]).parents[1]
+
+
+def test_a_killed_evaluation_goes_on(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = table(copied / "run", "student")
+    for gone in [*(copied / "run" / "evaluate").iterdir(), copied / "run" / "results.csv"]:
+        (shutil.rmtree if gone.is_dir() else Path.unlink)(gone)
+    shutil.rmtree(copied / "cache" / "evaluations")
+    real, seen = tc.pipeline.run_positions, []
+
+    def dies_at_second(model: Any, *args: Any) -> Any:
+        seen.append(model)
+        if len(seen) == 2:
+            raise KeyboardInterrupt
+        return real(model, *args)
+
+    monkeypatch.setattr(tc.pipeline, "run_positions", dies_at_second)
+    options = [*texts_of(measured_of(copied)), *MEASURES, *PLAIN]
+    with pytest.raises(KeyboardInterrupt):
+        go(copied / "run", *options)
+    assert list(read_results(copied / "run" / "results.csv")) == ["teacher", "copy_only", "student"]
+    monkeypatch.setattr(tc.pipeline, "perplexity", broken)
+    go(copied / "run", *options)
+    assert len(seen) == 3  # the teacher's was there
+    assert table(copied / "run", "student") == before
+
+
+def alone(folder: Path, run_dir: Path, *overrides: str) -> dict[str, Any]:
+    """Measures a saved model of `folder` as a user would."""
+    places = [f"run_dir={run_dir}", f"paths.cache_dir={folder}/cache", *texts_of(folder)]
+    run(composed(*SMOKE, "stages=[evaluate]", *places, *MEASURES, *overrides))
+    return json.loads((run_dir / "metrics.json").read_text())
+
+
+def test_a_saved_student_is_measured_as_in_its_run(
+    measured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("calibrate", "initialise", "fresh_mixer", "write_training", "run_stage"):
+        monkeypatch.setattr(tc.pipeline, name, broken)
+    metrics = alone(measured, tmp_path / "alone", f"student.path={measured}/run/student")
+    assert table(tmp_path / "alone", "student") == table(measured / "run", "student")
+    assert table(tmp_path / "alone", "teacher") == table(measured / "run", "teacher")
+    assert metrics["evaluate_teacher/reused"] and metrics["evaluate_teacher_positions/reused"]
+    assert not metrics["evaluate_student_positions/reused"]
+    assert "copy_only/perplexity" not in metrics
+    names = {path.name for path in (tmp_path / "alone").iterdir()}
+    assert not names & {"init", "align", "blocks", "recover", "student"}
+    for name in ("perplexity", *OTHERS):
+        monkeypatch.setattr(tc.pipeline, name, broken)
+    alone(measured, tmp_path / "alone", f"student.path={measured}/run/student")
+
+
+def test_another_model_in_the_folder_is_told_apart(copied: Path, tmp_path: Path) -> None:
+    given = [f"student.path={copied}/run/student", "eval.measures=[generation]"]
+    metrics = alone(copied, tmp_path / "alone", *given)
+    assert "data/seconds" not in metrics  # generation reads no text of the run
+    weights = next((copied / "run" / "student").glob("*.safetensors"))
+    tensors = load_tensors(weights)
+    tensors["model.norm.weight"] += 1
+    save_file(tensors, weights, metadata={"format": "pt"})
+    with pytest.raises(TCError, match="student: "):
+        alone(copied, tmp_path / "alone", *given)
+
+
+def test_a_plain_teacher_can_be_the_model(measured: Path, tmp_path: Path) -> None:
+    teacher = load_teacher(group("teacher", "random_llama"), tmp_path)
+    for saving in (teacher.model, teacher.tokenizer):
+        saving.save_pretrained(tmp_path / "model")
+    alone(measured, tmp_path / "alone", f"student.path={tmp_path}/model")
+    found = table(tmp_path / "alone", "student")
+    assert found == table(tmp_path / "alone", "teacher")
+
+
+def test_another_tokenizer_is_refused_before_anything_is_measured(
+    measured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tc.pipeline, "write_tokens", broken)
+    with pytest.raises(TCError, match="its tokenizer is not the teacher's"):
+        alone(
+            measured,
+            tmp_path / "alone",
+            f"student.path={measured}/run/student",
+            "teacher=tiny_llama",
+        )
+
+
+def test_a_corpus_that_cannot_be_had_stops_the_run_at_its_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreachable(*args: Any, **options: Any) -> Any:
+        raise ConnectionError("no network")
+
+    monkeypatch.setattr("datasets.load_dataset", unreachable)
+    monkeypatch.setattr(tc.pipeline, "load_teacher", None)
+    with pytest.raises(TCError, match=r"no network\n.*eval.corpus.path="):
+        go(tmp_path / "run", "eval=wikitext2")
+    assert not (tmp_path / "run").exists()

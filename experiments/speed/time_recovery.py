@@ -13,6 +13,7 @@ import os
 import statistics
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +46,7 @@ def measure(optimizer: str, length: int) -> dict[str, Any]:
         "recovery.validations=0",
     )
     mixers = plain_mixers(config, teacher)
-    student = student_of(
-        teacher.model, mixers, config.recovery, "stage2", config.trainer.precision
-    )
+    student = student_of(teacher.model, mixers, config.recovery, "stage2", config.trainer.precision)
     ids = torch.randint(0, 1000, (1, length), generator=torch.Generator().manual_seed(0))
     calls = {
         name: torch.no_grad()(lambda model=model: model(ids, use_cache=False).logits)
@@ -96,7 +95,7 @@ def seconds_of_a_step(config: Config, teacher: Teacher, student: Any, ids: torch
             seed=0,
         )
         run_stage(teacher.model, student, stage, config.recovery, config.trainer, False, watch)
-    took = [after - before for before, after in zip(marks, marks[1:], strict=False)]
+    took = [after - before for before, after in pairwise(marks)]
     return statistics.median(took[WARM_UP:])
 
 

@@ -11,6 +11,7 @@ import ast
 import functools
 import inspect
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from graphlib import TopologicalSorter
 from importlib import import_module
@@ -47,11 +48,12 @@ class Module:
     outside: dict[str, str] = field(default_factory=dict)
 
 
-def bundle(roots: list[Name]) -> str:
+def bundle(roots: list[Name], also: Iterable[str] = ()) -> str:
     """One file with some definitions and all that they need.
 
     Args:
         roots: module and name of each wanted definition, all of one package.
+        also: further imports, a statement a name, that what is added at the end needs.
 
     Returns:
         Source that begins with its imports; what is needed comes before what needs it.
@@ -68,7 +70,7 @@ def bundle(roots: list[Name]) -> str:
         if (module, name) in needed
     ]
     # A statement that binds several names is needed once.
-    return "\n\n\n".join([_import_block(imports), *dict.fromkeys(texts)]) + "\n"
+    return "\n\n\n".join([_import_block(imports | set(also)), *dict.fromkeys(texts)]) + "\n"
 
 
 @functools.cache

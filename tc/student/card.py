@@ -69,8 +69,8 @@ SERVING = """\
 As of 2026-11-30, by their source (vLLM 0.33.0, SGLang 0.5.23); neither was run on this model.
 
 - **transformers**: yes, as above, with `generate()` and padding on either side.
-- **vLLM**: no. It has Gated DeltaNet kernels, and serves with them the models that have a class there
-  (Qwen3-Next, Qwen3.5, OLMo Hybrid); this one has none. {vllm}
+- **vLLM**: no. It has Gated DeltaNet kernels, and serves with them what has a class of its own there
+  (Qwen3-Next, Qwen3.5, OLMo Hybrid); this has none. {vllm}
 - **SGLang**: no, for the same reason (it has classes for Qwen3-Next and Qwen3.5). {sglang}"""
 
 FALLBACKS = {
@@ -81,8 +81,8 @@ FALLBACKS = {
         "`_supports_attention_backend`, as this one does not on purpose.",
     },
     "fla": {
-        "vllm": "Its transformers backend knows classes of transformers itself or of an `auto_map`, "
-        "and FLA's is neither.",
+        "vllm": "Its transformers backend knows classes of transformers itself and of an "
+        "`auto_map`; FLA's is neither.",
         "sglang": "The same holds of its transformers backend.",
     },
 }

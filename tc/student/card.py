@@ -60,6 +60,10 @@ ids = tokenizer("My fellow Americans,", return_tensors="pt").input_ids.cuda()
 print(tokenizer.decode(student.generate(ids, max_new_tokens=40)[0]))
 ```
 
+`generation_config.json` turns the cache off, so every new token costs a whole forward pass: with
+transformers 5.24 `generate()` of FLA 0.6.0 loses its cache without a word, and its text with it.
+Step by step, `student(ids, past_key_values=...)`, the cache works.
+
 FLA's class loads `A_log` and `dt_bias` in the model's dtype; in bfloat16 it rounds them, and with
 them the longest half-lives. flash-attn takes bfloat16 and float16 only: for full digits load with
 `dtype="float32"` and run under `torch.autocast("cuda", torch.bfloat16)`.""",
@@ -69,7 +73,7 @@ SERVING = """\
 As of 2026-11-30, by their source (vLLM 0.33.0, SGLang 0.5.23); neither was run on this model.
 
 - **transformers**: yes, as above, with `generate()` and padding on either side.
-- **vLLM**: no. It has Gated DeltaNet kernels, and serves with them what has a class of its own there
+- **vLLM**: no. It has Gated DeltaNet kernels, and serves with them what has its own class there
   (Qwen3-Next, Qwen3.5, OLMo Hybrid); this has none. {vllm}
 - **SGLang**: no, for the same reason (it has classes for Qwen3-Next and Qwen3.5). {sglang}"""
 

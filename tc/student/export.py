@@ -251,6 +251,11 @@ def _write_fla(student: Student, fresh: Path) -> None:
         names = {fla_name(name): file for name, file in index["weight_map"].items()}
         write_json(fresh / INDEX, {**index, "weight_map": names})
     write_json(fresh / "config.json", fla_config(student.typed_config()))
+    # `generate` of transformers 5.24 hands on `cache`, which FLA 0.6.0 reads as nothing: with a
+    # cache every token but the first would be made from the last one alone.
+    path = fresh / "generation_config.json"
+    generation = read_json(path) if path.is_file() else {}
+    write_json(path, {**generation, "use_cache": False})
 
 
 WRITERS: dict[str, Callable[[Student, Path], None]] = {"fla": _write_fla, "remote": _write_remote}

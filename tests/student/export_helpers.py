@@ -23,6 +23,10 @@ SIZES = {
     "max_position_embeddings": 512,
     "initializer_range": 0.15,
 }
+BY_TYPE = EXPERTS | {
+    "mistral": {"sliding_window": None},
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
+}
 FLA = {"carry_bias": False, "carry_qk_norm": False, "norm_eps": 1e-6}
 """What `student=fla` leaves out, and the epsilon of the blocks."""
 
@@ -51,7 +55,7 @@ def save_student(
         name="small",
         source=TeacherSource.random,
         architecture=architecture,
-        model=SIZES | EXPERTS.get(architecture, {}) | model,
+        model=SIZES | BY_TYPE.get(architecture, {}) | model,
     )
     teacher = load_teacher(cfg, Path("/nowhere"))
     teacher.model.to(dtype)

@@ -1,7 +1,7 @@
 """Loads exported students as FLA's own model on a CPU, under Triton's interpreter; prints JSON.
 
-What is stubbed is what `fla_interpreted.py` stubs, and flash-attn, which is not there without a GPU:
-its one function is given by `scaled_dot_product_attention`.
+What is stubbed is what `fla_interpreted.py` stubs, and flash-attn, which needs a GPU: PyTorch's
+`scaled_dot_product_attention` takes its place.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ import torch
 import torch.nn.functional as F
 from op_cases import rel_rms
 from student_helpers import tokens
+from transformers import AutoModelForCausalLM
 
 T_RECURRENT, T_CHUNK = 20, 65
 """FLA takes another kernel for more than 64 tokens."""
 
 CHUNKED = "llama"
-"""The one case that both kernels run in, and that generates: under the interpreter they are slow."""
+"""The one case in which both kernels run, and that generates: the interpreter is slow."""
 
 
 def flash_attn_func(q, k, v, causal, window_size):
@@ -41,9 +42,6 @@ def stub_flash_attn() -> None:
 
 @torch.no_grad()
 def errors(student_folder: Path, fla_folder: Path) -> dict[str, object]:
-    import tc  # noqa: F401 - registers the student classes
-    from transformers import AutoModelForCausalLM
-
     ours = AutoModelForCausalLM.from_pretrained(student_folder).eval()
     theirs, report = AutoModelForCausalLM.from_pretrained(fla_folder, output_loading_info=True)
     found = {
@@ -60,6 +58,9 @@ def errors(student_folder: Path, fla_folder: Path) -> dict[str, object]:
         found["chunk"] = rel_rms(theirs(longer, use_cache=False).logits, ours(longer).logits)
         greedy = {"max_new_tokens": 3, "min_new_tokens": 3, "do_sample": False}
         found["generated"] = [model.generate(ids, **greedy).tolist() for model in (ours, theirs)]
+        start = theirs(ids[:, :-1], use_cache=True).past_key_values
+        step = theirs(ids[:, -1:], past_key_values=start, use_cache=True).logits
+        found["step"] = rel_rms(step, ours(ids).logits[:, -1:])
     next(iter(ours.mixers.values())).o_norm.weight.fill_(1)
     found["control"] = rel_rms(seen, ours(ids).logits)
     return found

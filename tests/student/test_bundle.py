@@ -48,7 +48,7 @@ PARTS = {
         """,
     "again": "from PACKAGE.high import volume\n\ndef twice() -> float:\n    return 2 * volume(2.0)",
     "clash": "from PACKAGE.high import volume\n\ndef area() -> float:\n    return volume(1.0)",
-    "renamed": "from PACKAGE.low import area as surface\n\ndef f() -> float:\n    return surface(1)",
+    "renamed": "from PACKAGE.low import area as size\n\ndef f() -> float:\n    return size(1)",
     "loop": "for i in range(3):\n    pass\n\ndef f() -> int:\n    return i",
 }
 

@@ -207,7 +207,7 @@ SAID = {
     "llama": {},
     "qwen2": {"architecture": "qwen2", "tie_word_embeddings": True, "shards": "50KB"},
     "qwen3": {"architecture": "qwen3", "layers": (0, 1, 2), "head_dim": 32},
-    "no_gate": {"architecture": "mistral", "sliding_window": None, "student": {"use_gate": False}},
+    "no_gate": {"architecture": "mistral", "student": {"use_gate": False}},
 }
 """Students that FLA's classes can say: what `save_student` is given."""
 
@@ -248,6 +248,7 @@ def test_flas_class_is_the_student(name: str, as_fla_found: dict[str, Any]) -> N
     assert found["control"] > 1e-3
     if name == "llama":
         assert found["chunk"] < 1e-5
+        assert found["step"] < 1e-5
         assert found["generated"][0] == found["generated"][1]
 
 
@@ -277,6 +278,8 @@ def test_fla_config(as_fla: Path) -> None:
     assert config_of(as_fla / "qwen3.fla")["attn"] is None
     assert config_of(as_fla / "no_gate.fla")["use_gate"] is False
     assert not (as_fla / "llama.fla" / "modeling_gdn_hybrid.py").exists()
+    generation = json.loads((as_fla / "llama.fla" / "generation_config.json").read_text())
+    assert generation["use_cache"] is False
 
 
 NOT_SAID = [
@@ -367,7 +370,7 @@ def test_a_dry_run_checks_and_writes_nothing(student: Path, tmp_path: Path, caps
 def test_too_little_room_is_seen_before(student, tmp_path, monkeypatch) -> None:
     full = SimpleNamespace(free=10)
     monkeypatch.setattr(artifacts_shutil, "disk_usage", lambda _: full)
-    with pytest.raises(TCError, match="the export needs .* Free some space or choose another one"):
+    with pytest.raises(TCError, match=r"the export needs .* Free some space or choose another one"):
         export(student, tmp_path / "out", "remote")
     assert names_in(tmp_path) == ["student"]
 
@@ -429,7 +432,7 @@ def test_results_of_the_long_table_are_shown(finished: Path, tmp_path: Path, mon
 def test_results_of_another_run_are_refused(finished: Path, tmp_path: Path) -> None:
     science = json.loads((finished / "science.json").read_text())
     (tmp_path / "science.json").write_text(json.dumps(science | {"seed": 7}))
-    with pytest.raises(TCError, match="has no metrics.json; --results wants"):
+    with pytest.raises(TCError, match=r"has no metrics.json; --results wants"):
         export(finished / "student", tmp_path / "out", "remote", tmp_path)
     (tmp_path / "metrics.json").write_text("{}")
     with pytest.raises(TCError, match=r"(?s)not the run that made this student.*seed: 7 -> 0"):

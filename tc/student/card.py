@@ -39,7 +39,7 @@ Besides torch and transformers 5.24 or later, the modelling file here is all the
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 student = AutoModelForCausalLM.from_pretrained("PATH", trust_remote_code=True)
-tokenizer = AutoTokenizer.from_pretrained("PATH")
+tokenizer = AutoTokenizer.from_pretrained("PATH", trust_remote_code=True)
 ids = tokenizer("My fellow Americans,", return_tensors="pt").input_ids
 print(tokenizer.decode(student.generate(ids, max_new_tokens=40)[0]))
 ```

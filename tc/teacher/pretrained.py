@@ -153,7 +153,7 @@ def check_weights(folder: Path) -> None:
     if not any((folder / name).is_file() for name in TOKENIZERS):
         problems.append(f"there is no tokenizer (one of {', '.join(TOKENIZERS)})")
     if problems:
-        raise one_message(problems, f"{folder} is not a whole model; download it again:")
+        raise one_message(problems, f"{folder} is not a whole model; make or download it again:")
 
 
 def _weights_problem(path: Path) -> str | None:

@@ -319,8 +319,20 @@ class StreamedTensors:
         return self._next == self._end
 
 
-def require_space(path: Path, num_bytes: int, what: str) -> None:
+LESS = (
+    "Free some space, choose another folder (run_dir=..., paths.cache_dir=...), or take fewer "
+    "tokens (data.calibration_tokens=...)."
+)
+
+
+def require_space(path: Path, num_bytes: int, what: str, remedy: str = LESS) -> None:
     """Checks before a long stage that the disk has room for what it will write.
+
+    Args:
+        path: where.
+        num_bytes: how much.
+        what: what is written, for the message.
+        remedy: what to do, for the message.
 
     Raises:
         TCError: naming what needs how much, and how much there is.
@@ -330,8 +342,7 @@ def require_space(path: Path, num_bytes: int, what: str) -> None:
     if free < num_bytes:
         raise TCError(
             f"{what} needs {num_bytes / 1e9:.2f} GB in {path}, where {free / 1e9:.2f} GB are free. "
-            "Free some space, choose another folder (run_dir=..., paths.cache_dir=...), or take "
-            "fewer tokens (data.calibration_tokens=...)."
+            f"{remedy}"
         )
 
 

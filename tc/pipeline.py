@@ -20,7 +20,7 @@ from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig, OmegaConf
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from tc import ui
+from tc import __version__, ui
 from tc.align import Walk, align_block, align_layer, blocks_of
 from tc.artifacts import (
     Manifest,
@@ -920,7 +920,10 @@ class Pipeline:
 
     def _assemble(self, mixers: dict[int, GatedDeltaNet]) -> PreTrainedModel:
         provenance = {
+            "version": __version__,
+            "teacher_name": self.config.teacher.name,
             "teacher": self.teacher.identity,
+            "policy": self.config.policy.name,
             "init": self.config.init.name,
             "seed": self.config.seed,
         }

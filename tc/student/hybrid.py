@@ -34,6 +34,8 @@ class HybridMixin:
     config: Any
 
     _keep_in_fp32_modules_strict = FLOAT32
+    # A server that brings its own attention and its own cache would leave the mixers without state.
+    _supports_attention_backend = False
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)  # type: ignore[call-arg]

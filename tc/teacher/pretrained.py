@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
-UNREACHABLE = {"LocalEntryNotFoundError", "OfflineModeIsEnabled", "ConnectError", "ConnectionError"}
+UNREACHABLE = {
+    *("LocalEntryNotFoundError", "OfflineModeIsEnabled"),
+    *("TransportError", "ConnectionError"),  # of httpx, timeouts too, and of Python
+}
 INDEX = "model.safetensors.index.json"
 
 
@@ -150,7 +153,7 @@ def check_weights(folder: Path) -> None:
     if not any((folder / name).is_file() for name in TOKENIZERS):
         problems.append(f"there is no tokenizer (one of {', '.join(TOKENIZERS)})")
     if problems:
-        raise one_message(problems, f"{folder} is not a whole model; download it again:")
+        raise one_message(problems, f"{folder} is not a whole model; make or download it again:")
 
 
 def _weights_problem(path: Path) -> str | None:
@@ -173,10 +176,12 @@ def folder_hash(folder: Path) -> str:
 @contextmanager
 def loading_errors(cfg: TeacherConfig) -> Iterator[None]:
     """Turns the errors of transformers and the hub into one message that says what to do."""
+    from httpx import HTTPError
     from huggingface_hub.errors import HfHubHTTPError, StrictDataclassError
 
     expected = (
         OSError,
+        HTTPError,
         ValueError,
         KeyError,
         RuntimeError,
@@ -227,6 +232,9 @@ def _hub_reason(cfg: TeacherConfig, error: BaseException) -> str | None:
             f"(`hf download {cfg.path}`), {local}. "
             "teacher=smollm2_135m needs no network."
         )
+    if "HfHubHTTPError" in kinds:
+        first = str(error).strip().splitlines()[0]
+        return f"the hub did not give {cfg.path}: {first} Try again later, {local}."
     return None
 
 

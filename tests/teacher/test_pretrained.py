@@ -41,6 +41,23 @@ def test_local_folder(saved, tmp_path) -> None:
     assert not loaded.model.training
 
 
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "qwen3_moe"])
+def test_local_folder_of_each_architecture(architecture: str, tied: bool, tmp_path: Path) -> None:
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+    fields = {"tie_word_embeddings": tied} | (experts if architecture == "qwen3_moe" else {})
+    teacher = load_teacher(random_cfg(architecture, **fields), tmp_path)
+    teacher.model.save_pretrained(tmp_path / "mine")
+    teacher.tokenizer.save_pretrained(tmp_path / "mine")
+    loaded = load_teacher(hf(tmp_path / "mine", revision="main"), tmp_path)
+    assert torch.equal(logits(loaded.model), logits(teacher.model))
+    assert loaded.geometry == teacher.geometry == read_geometry(hf(tmp_path / "mine"))
+    head, embeddings = loaded.model.lm_head.weight, loaded.model.model.embed_tokens.weight
+    assert (head is embeddings) == tied
+    assert ("lm_head.weight" in load_file(tmp_path / "mine" / "model.safetensors")) != tied
+    assert "q_proj.bias" in str(list(loaded.model.state_dict())) or architecture != "qwen2"
+
+
 def test_shards(saved, tmp_path) -> None:
     folder, teacher = saved
     (folder / "model.safetensors").unlink()
@@ -182,10 +199,10 @@ def test_a_file_is_no_folder(saved, tmp_path) -> None:
         load_teacher(hf(None), tmp_path)
 
 
-def http(kind: type[Exception]) -> Exception:
+def http(kind: type[Exception], status: int = 403) -> Exception:
     request = httpx.Request("GET", "https://huggingface.co")
     try:
-        return kind("no", response=httpx.Response(403, request=request))
+        return kind("no", response=httpx.Response(status, request=request))
     except TypeError:
         return kind("no")
 
@@ -206,6 +223,31 @@ def test_hub_errors(kind, says, tmp_path, monkeypatch) -> None:
         raise OSError("wrapped") from http(kind)
 
     monkeypatch.setattr(AutoConfig, "from_pretrained", fail)
+    with pytest.raises(TCError, match=f"(?s){says}"):
+        load_teacher(hf("some/model", revision="v9"), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (http(errors.GatedRepoError, 401), "is gated: accept its licence on .*hf auth login"),
+        (http(errors.GatedRepoError, 403), "is gated: accept its licence on .*hf auth login"),
+        (http(errors.RepositoryNotFoundError, 401), "no model 'some/model' on the hub"),
+        (http(errors.RepositoryNotFoundError, 404), "no model 'some/model' on the hub"),
+        (http(errors.RevisionNotFoundError, 404), "has no revision 'v9'; give one with"),
+        (errors.LocalEntryNotFoundError("no"), "hub cannot be reached.*hf download some/model"),
+        (httpx.ConnectError("no"), "hub cannot be reached.*smollm2_135m needs no network"),
+        (httpx.ReadTimeout("no"), "hub cannot be reached.*smollm2_135m needs no network"),
+        (http(errors.HfHubHTTPError, 503), "the hub did not give some/model: .*Try again later"),
+    ],
+)
+def test_hub_errors_as_transformers_hands_them_on(error, says, tmp_path, monkeypatch) -> None:
+    """Raised where files are fetched, so that what is seen is what transformers makes of them."""
+
+    def fetch(*_: object, **__: object) -> str:
+        raise error
+
+    monkeypatch.setattr("transformers.utils.hub.hf_hub_download", fetch)
     with pytest.raises(TCError, match=f"(?s){says}"):
         load_teacher(hf("some/model", revision="v9"), tmp_path)
 

@@ -18,6 +18,7 @@ NAMES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
 RANDOM = [name for name in NAMES if name.startswith("random_")]
 
 QWEN = {"vocab_size": 151936}
+SMOLLM = {"vocab_size": 49152, "tie_word_embeddings": True}
 # From the config.json of each model on the hub.
 HUB = {
     "qwen2_5_1_5b": ("qwen2", QWEN | {"intermediate_size": 8960, "tie_word_embeddings": True}),
@@ -26,11 +27,16 @@ HUB = {
         "llama",
         {"vocab_size": 128256, "intermediate_size": 8192, "tie_word_embeddings": True},
     ),
+    "qwen3_0_6b": ("qwen3", QWEN | {"intermediate_size": 3072, "tie_word_embeddings": True}),
+    "qwen3_4b": ("qwen3", QWEN | {"intermediate_size": 9728, "tie_word_embeddings": True}),
     "qwen3_8b": ("qwen3", QWEN | {"intermediate_size": 12288}),
     "qwen3_30b_a3b": (
         "qwen3_moe",
         QWEN | {"moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8},
     ),
+    "smollm2_135m_base": ("llama", SMOLLM | {"intermediate_size": 1536}),
+    "smollm2_360m": ("llama", SMOLLM | {"intermediate_size": 2560}),
+    "smollm2_1_7b": ("llama", SMOLLM | {"intermediate_size": 8192}),
 }
 
 
@@ -75,7 +81,8 @@ def test_hub_sizes_are_those_of_the_model(name: str) -> None:
 
 def test_hub_parameters_are_the_published_ones() -> None:
     billions = {name: round(read_geometry(composed(name)).parameters / 1e9, 2) for name in HUB}
-    assert list(billions.values()) == [1.54, 3.09, 3.21, 8.19, 30.53]
+    published = [1.54, 3.09, 3.21, 0.6, 4.02, 8.19, 30.53, 0.13, 0.36, 1.71]
+    assert list(billions.values()) == published
 
 
 def test_embedded_one_is_the_one_under_test(embedded) -> None:

@@ -15,6 +15,10 @@ and `resets` is True where one begins: `resets[0, cu_seqlens[:-1]] = True`.)
 
 from __future__ import annotations
 
+import functools
+import importlib.util
+import warnings
+
 import torch
 
 from tc.student.ops.chunk import chunk_gated_delta_rule
@@ -63,8 +67,8 @@ def gated_delta_rule(
         resets: bool `[B, T]`, True at the first token of a document that must not see what came
             before it; None where no document begins. What came before must be finite: only the
             loop stops a NaN there.
-        backend: `loop`, `chunk`, `fla`, or `auto`: FLA for CUDA tensors, the loop for one token,
-            chunked PyTorch otherwise.
+        backend: `loop`, `chunk`, `fla`, or `auto`: FLA for CUDA tensors (where it is missing, a
+            warning and what follows), the loop for one token, chunked PyTorch otherwise.
 
     Returns:
         Read-outs `[B, T, H, V]` in v's dtype, and the final state `[B, H, K, V]` in float32
@@ -99,12 +103,24 @@ def l2norm(x: torch.Tensor) -> torch.Tensor:
 
 def _choose(backend: str, q: torch.Tensor) -> str:
     if backend == "auto":
-        if q.is_cuda:
+        if q.is_cuda and _has_fla():
             return "fla"
         return "loop" if q.shape[1] == 1 else "chunk"
     if backend not in BACKENDS:
         raise ValueError(f"backend={backend!r}; allowed: auto, {', '.join(BACKENDS)}")
     return backend
+
+
+@functools.cache
+def _has_fla() -> bool:
+    if importlib.util.find_spec("fla") is not None:
+        return True
+    warnings.warn(
+        "flash-linear-attention is not installed: the gated delta rule runs in plain PyTorch on "
+        "this GPU, which is slower: pip install flash-linear-attention",
+        stacklevel=2,
+    )
+    return False
 
 
 def _expand_heads(x: torch.Tensor, num_heads: int) -> torch.Tensor:

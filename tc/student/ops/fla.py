@@ -33,8 +33,8 @@ def fla_gated_delta_rule(
         from fla.ops.gated_delta_rule import chunk_gated_delta_rule
     except ImportError as error:
         raise TCError(
-            "the GPU back end needs flash-linear-attention: pip install 'taylor-calibrate[gpu]', "
-            "or take trainer.backend=chunk"
+            "the back end fla needs a package: pip install flash-linear-attention. Or take "
+            "trainer.backend=chunk, and for a saved student gdn.form.backend in its config.json"
         ) from error
     state = empty_state(q, v, initial_state)
     inputs = (q, k, v, g, beta)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
 from op_cases import INPUTS, Tensors, make, random_resets, rel_rms, run, worst
 
+from tc.student import ops
 from tc.student.ops import BACKENDS, chunk, gated_delta_rule, l2norm
 
 TOLERANCE = 1e-5
@@ -313,6 +315,20 @@ def test_auto_on_a_cpu(T: int, expected: str, monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setitem(BACKENDS, name, spy)
     gated_delta_rule(**make(T))
     assert seen == [expected]
+
+
+def test_a_gpu_without_fla_takes_plain_pytorch_and_says_so(monkeypatch) -> None:
+    """The choice alone, which looks at no more of a tensor than these."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    ops._has_fla.cache_clear()
+    one, many = (SimpleNamespace(is_cuda=True, shape=(2, T, 3, 4)) for T in (1, 7))
+    with pytest.warns(UserWarning, match="flash-linear-attention is not installed"):
+        assert ops._choose("auto", many) == "chunk"
+    assert ops._choose("auto", one) == "loop"
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    ops._has_fla.cache_clear()
+    assert ops._choose("auto", many) == ops._choose("auto", one) == "fla"
+    ops._has_fla.cache_clear()
 
 
 def test_l2norm_is_flas() -> None:

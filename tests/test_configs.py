@@ -186,8 +186,6 @@ def test_all_problems_come_together() -> None:
         ("align.block_steps=0", "align.block_layers=2"),
         ("init.decay=fla", "init.half_life_scale=2.0"),
         ("init.write_gate=fla", "init.beta_low=0.2"),
-        ("eval=perplexity", "eval.tasks.limit=3"),
-        ("eval=offline", "eval.ruler.limit=3"),
         ("eval=generation", "eval.tokens=99"),
     ],
 )
@@ -200,6 +198,8 @@ def test_an_override_that_would_be_ignored_is_refused(setting: str, override: st
 @pytest.mark.parametrize(
     ("settings", "override"),
     [
+        (["eval=perplexity"], "eval.tasks.limit=3"),
+        (["eval=offline"], "eval.ruler.limit=3"),
         (["eval=perplexity"], "eval.positions.width=64"),
         (["eval=perplexity"], "eval.generation.tokens=9"),
         (["eval=positions", "eval.positions.width=64"], "eval.positions.buckets=4"),

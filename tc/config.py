@@ -328,7 +328,7 @@ class StudentConfig:
 
     Attributes:
         path: a saved student, or any model of the teacher's tokenizer, as a Hugging Face folder:
-            `stages=[evaluate]` measures it, and nothing is converted.
+            `stages=[evaluate]` measures it in `teacher.dtype`, and nothing is converted.
         carry_bias: keep the teacher's q/k/v/o biases (Qwen2), where it has any.
         carry_qk_norm: keep the teacher's q_norm and k_norm (Qwen3), where it has any.
         use_gate: FLA's output gate, silu(g_proj x).

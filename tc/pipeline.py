@@ -933,7 +933,7 @@ class Pipeline:
         """The saved student, as a user would load it."""
         given = self.config.student.path
         if given:
-            return load_saved(given).to(self.device)
+            return load_saved(given, self.teacher.model.dtype).to(self.device)
         folder = self.path("student")
         self._require("student", folder, self._student_made_by)
         return AutoModelForCausalLM.from_pretrained(folder).to(self.device).eval()

@@ -14,6 +14,7 @@ from tc.errors import TCError, one_message
 from tc.teacher.pretrained import check_weights
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 SAMPLE = "My fellow Americans, 1,234 things\n\n  cost \u20ac5."
@@ -69,8 +70,12 @@ def check_saved(path: str, tokenizer: PreTrainedTokenizerBase) -> None:
         raise one_message(problems, f"student.path={path} cannot be measured:")
 
 
-def load_saved(path: str) -> PreTrainedModel:
+def load_saved(path: str, dtype: torch.dtype) -> PreTrainedModel:
     """Loads a folder that `check_saved` has approved, on the CPU and in evaluation mode.
+
+    Args:
+        path: the folder.
+        dtype: the teacher's, whatever was saved: what is compared is computed alike.
 
     Raises:
         TCError: naming missing and unexpected tensors, or what else keeps it from being loaded.
@@ -84,6 +89,7 @@ def load_saved(path: str) -> PreTrainedModel:
             Path(path).expanduser(),
             local_files_only=True,
             use_safetensors=True,
+            dtype=dtype,
             output_loading_info=True,
         )
     problems = [f"{name} is missing" for name in sorted(report["missing_keys"])]

@@ -28,9 +28,17 @@ def test_a_student_and_a_teacher_load_as_they_were(which: str, tmp_path: Path) -
     path = saved(model, tmp_path / "model")
     assert folder_problem(path) is None
     check_saved(path, TOKENIZER)
-    loaded, ids = load_saved(path), tokens(20)[0]
+    loaded, ids = load_saved(path, torch.float32), tokens(20)[0]
     assert not loaded.training and not any(p.requires_grad for p in loaded.parameters())
     assert torch.equal(logits(loaded, ids), logits(model, ids))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_it_is_computed_in_the_teachers_type(dtype: torch.dtype, tmp_path: Path) -> None:
+    path = saved(student("llama", "odd").to(torch.bfloat16), tmp_path / "model")
+    loaded = load_saved(path, dtype)
+    assert loaded.dtype == dtype
+    assert loaded.mixers[1].A_log.dtype == torch.float32  # in either
 
 
 def test_folders_that_are_no_model(tmp_path: Path) -> None:
@@ -76,7 +84,7 @@ def test_weights_that_do_not_fit_are_named(tmp_path: Path) -> None:
         config.read_text().replace('"num_hidden_layers": 3', '"num_hidden_layers": 4')
     )
     with pytest.raises(TCError, match=r"do not fit their config.json:\n  - model.layers.3"):
-        load_saved(str(path))
+        load_saved(str(path), torch.float32)
     config.write_text("{")
     with pytest.raises(TCError, match="cannot be loaded"):
         check_saved(str(path), TOKENIZER)

@@ -486,6 +486,9 @@ def _ignored(config: Config, overrides: Sequence[str]) -> Iterator[str]:
         elif config.align.block_steps == 0 and key.startswith("align.block_"):
             if key != "align.block_steps":
                 yield f"{override} would be ignored: align.block_steps=0 means no blocks"
+        elif key == "policy.tokens" and config.policy.tokens > config.data.selection_tokens:
+            more = f"data.selection_tokens={config.data.selection_tokens}"
+            yield f"{override} would be ignored in part: there are no more than {more}; raise both"
         elif not config.recovery.stages and key.startswith("recovery."):
             yield f"{override} would be ignored: no stage of recovery has tokens"
         elif any(

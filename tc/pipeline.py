@@ -955,6 +955,7 @@ class Pipeline:
             check_saved(given, self.teacher.tokenizer)
             if READS_TEXT & set(measures):
                 self.data()
+        self._forget_another_student()
         student = cache(self.load_student)  # loaded when first needed, and once
         made: list[Manifest] = []
         for measure in measures:
@@ -972,6 +973,16 @@ class Pipeline:
             self.folder.write_results(self.results)
         reused = all(self.metrics[f"{manifest.kind}/reused"] for manifest in made)
         self._count_all("evaluate", [manifest.info for manifest in made], reused)
+
+    def _forget_another_student(self) -> None:
+        """Drops what this folder tells of a student that has been made anew, or replaced, since."""
+        key = hash_of(self._student_made_by)
+        if self.metrics.get("student/made_by", key) != key:
+            for name in ("student", "zero_shot"):
+                self.results.pop(name, None)
+            for name in [n for n in self.metrics if n.startswith(("student/perp", "student/nll"))]:
+                del self.metrics[name]
+        self.metrics["student/made_by"] = key
 
     def _perplexities(self, student: Callable[[], PreTrainedModel]) -> list[Manifest]:
         """Teacher, copy_only student and this student on the same held-out windows."""

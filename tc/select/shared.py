@@ -12,6 +12,10 @@ from tc.meter import Meter
 from tc.select.losses import Loss, Variant
 
 
+NUMBERS = ("loss", "seconds", "peak_rss_bytes")
+"""What the file of a loss must have."""
+
+
 class SharedLosses:
     """The losses of variants; each is a file of its own, written whole or not at all.
 
@@ -64,7 +68,8 @@ class SharedLosses:
         if not path.is_file():
             return None
         facts = read_json(path)
-        if not isinstance(facts, dict) or facts.get("layers") != sorted(variant):
+        whole = isinstance(facts, dict) and facts.get("layers") == sorted(variant)
+        if not whole or not all(isinstance(facts.get(name), float | int) for name in NUMBERS):
             raise TCError(f"{path} is damaged; delete it and run again.")
         return facts
 

@@ -144,6 +144,11 @@ def export(
     student = read_student(folder)
     if output.exists():
         raise TCError(f"{output} exists; give a folder that does not.")
+    above = next(path for path in output.resolve().parents if path.exists())
+    if not above.is_dir():
+        raise TCError(f"{output} cannot be made: {above} is a file; give another folder.")
+    if folder.resolve() in output.resolve().parents:
+        raise TCError(f"{output} lies in the student's own folder; give one outside of it.")
     if form == "fla":
         _require_fla_form(student)
     if run is None and (folder.resolve().parent / "metrics.json").is_file():
@@ -170,12 +175,18 @@ def read_student(folder: Path) -> Student:
         what = "has no config.json" if folder.is_dir() else "does not exist"
         raise TCError(f"{folder} {what}; give the folder of a saved student, such as RUN/student.")
     config = read_json(path)
-    kind = str(config.get("model_type"))
+    kind = str(config.get("model_type")) if isinstance(config, dict) else "not given"
     if kind.removeprefix(PREFIX) not in CLASSES or not kind.startswith(PREFIX):
         allowed = ", ".join(PREFIX + name for name in CLASSES)
         raise TCError(
             f"{folder} is no student: its model_type is {kind}. Allowed: {allowed}; a run makes "
             "one in RUN/student."
+        )
+    gdn = config.get("gdn")
+    if not isinstance(gdn, dict) or not {"layers", "form", "provenance"} <= gdn.keys():
+        raise TCError(
+            f"{path} is damaged: its gdn must have layers, form and provenance. Save the student "
+            "again: run.py stages=[student], in its run's folder."
         )
     manifest = read_manifest(folder)
     if manifest is not None:

@@ -78,7 +78,7 @@ def load_saved(path: str, dtype: torch.dtype) -> PreTrainedModel:
         dtype: the teacher's, whatever was saved: what is compared is computed alike.
 
     Raises:
-        TCError: naming missing and unexpected tensors, or what else keeps it from being loaded.
+        TCError: naming missing, unexpected and wrongly shaped tensors, or what else keeps it from being loaded.
     """
     from transformers import AutoModelForCausalLM
 
@@ -91,9 +91,14 @@ def load_saved(path: str, dtype: torch.dtype) -> PreTrainedModel:
             use_safetensors=True,
             dtype=dtype,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,
         )
     problems = [f"{name} is missing" for name in sorted(report["missing_keys"])]
     problems += [f"{name} is not part of the model" for name in sorted(report["unexpected_keys"])]
+    problems += [
+        f"{name} is {tuple(there)}, the model has {tuple(wanted)}"
+        for name, there, wanted in sorted(report["mismatched_keys"])
+    ]
     if problems:
         raise one_message(problems[:20], f"the weights at {path} do not fit their config.json:")
     return model.eval().requires_grad_(False)

@@ -198,6 +198,7 @@ def test_an_override_that_would_be_ignored_is_refused(setting: str, override: st
 @pytest.mark.parametrize(
     ("settings", "override"),
     [
+        (["policy=ar", "policy.count=1"], "policy.tokens=4096"),
         (["eval=perplexity"], "eval.tasks.limit=3"),
         (["eval=offline"], "eval.ruler.limit=3"),
         (["eval=perplexity"], "eval.positions.width=64"),

@@ -675,6 +675,8 @@ def test_another_model_in_the_folder_is_told_apart(copied: Path, tmp_path: Path)
     save_file(tensors, weights, metadata={"format": "pt"})
     with pytest.raises(TCError, match="student: "):
         alone(copied, tmp_path / "alone", *given)
+    alone(copied, tmp_path / "alone", given[0], "eval.measures=[positions]")
+    assert {key[0] for key in table(tmp_path / "alone", "student")} == {"positions"}
 
 
 def test_a_plain_teacher_can_be_the_model(measured: Path, tmp_path: Path) -> None:

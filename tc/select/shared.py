@@ -11,7 +11,6 @@ from tc.errors import TCError
 from tc.meter import Meter
 from tc.select.losses import Loss, Variant
 
-
 NUMBERS = ("loss", "seconds", "peak_rss_bytes")
 """What the file of a loss must have."""
 

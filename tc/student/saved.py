@@ -78,7 +78,8 @@ def load_saved(path: str, dtype: torch.dtype) -> PreTrainedModel:
         dtype: the teacher's, whatever was saved: what is compared is computed alike.
 
     Raises:
-        TCError: naming missing, unexpected and wrongly shaped tensors, or what else keeps it from being loaded.
+        TCError: naming missing, unexpected and wrongly shaped tensors, or what else keeps it from
+            being loaded.
     """
     from transformers import AutoModelForCausalLM
 

@@ -125,7 +125,10 @@ def test_the_folder_says_what_its_losses_follow_from(tmp_path: Path) -> None:
     assert all(facts["seconds"] >= 0 for facts in losses.facts.values())
 
 
-@pytest.mark.parametrize("damage", ["{", "[]", json.dumps({"layers": [9], "loss": 0.0})])
+@pytest.mark.parametrize(
+    "damage",
+    ["{", "[]", json.dumps({"layers": [9], "loss": 0.0}), json.dumps({"layers": [2]})],
+)
 def test_a_damaged_loss_is_named(tmp_path: Path, damage: str) -> None:
     shared(tmp_path, Counted())([(2,)])
     (file,) = (path for path in tmp_path.glob("*.json") if path.name != MANIFEST)

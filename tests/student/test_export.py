@@ -343,6 +343,9 @@ def spoil_weights(folder: Path) -> None:
         (lambda f: (f / "config.json").unlink(), "has no config.json; give the folder of a saved"),
         (lambda f: change_config(f, model_type="llama"), "no student: its model_type is llama"),
         (lambda f: change_config(f, model_type="gdn_hybrid_bert"), "Allowed: gdn_hybrid_arcee"),
+        (lambda f: (f / "config.json").write_text("[]"), "no student: its model_type is not given"),
+        (lambda f: change_config(f, gdn=None), "its gdn must have layers, form and provenance"),
+        (lambda f: change_config(f, gdn={"layers": [0]}), "must have layers, form and provenance"),
         (spoil_weights, "model.safetensors .* is truncated or damaged"),
         (lambda f: (f / "tokenizer.json").unlink(), "there is no tokenizer"),
     ],
@@ -363,6 +366,11 @@ def test_a_missing_folder_and_an_existing_output_are_named(student: Path, tmp_pa
     (tmp_path / "out").mkdir()
     with pytest.raises(TCError, match="out exists; give a folder that does not"):
         export(student, tmp_path / "out", "remote")
+    (tmp_path / "file").touch()
+    with pytest.raises(TCError, match="file is a file"):
+        export(student, tmp_path / "file" / "deep" / "out", "remote", dry_run=True)
+    with pytest.raises(TCError, match="lies in the student's own folder"):
+        export(student, student / "out", "remote", dry_run=True)
 
 
 def test_a_dry_run_checks_and_writes_nothing(student: Path, tmp_path: Path, capsys) -> None:

@@ -475,6 +475,10 @@ OF_PERPLEXITY = ("eval.tokens", "eval.context", "eval.stride", "eval.batch_seque
 OF_HUB = ("eval.corpus.subset", "eval.corpus.split", "eval.corpus.revision")
 
 
+LENGTHS = ("recovery.stage1.tokens", "recovery.stage2.tokens")
+"""Zero of them leaves a stage out, and is no override that is ignored."""
+
+
 def _ignored(config: Config, overrides: Sequence[str]) -> Iterator[str]:
     """Overrides of a group that this run does not use."""
     for override in overrides:
@@ -489,7 +493,7 @@ def _ignored(config: Config, overrides: Sequence[str]) -> Iterator[str]:
         elif key == "policy.tokens" and config.policy.tokens > config.data.selection_tokens:
             more = f"data.selection_tokens={config.data.selection_tokens}"
             yield f"{override} would be ignored in part: there are no more than {more}; raise both"
-        elif not config.recovery.stages and key.startswith("recovery."):
+        elif not config.recovery.stages and key.startswith("recovery.") and key not in LENGTHS:
             yield f"{override} would be ignored: no stage of recovery has tokens"
         elif any(
             key.startswith(f"eval.{measure.value}.") and measure not in config.eval.measures

@@ -92,6 +92,7 @@ from tc.recovery import (
     Watch,
     global_rank,
     load_weights,
+    local_rank,
     read_weights,
     run_stage,
     student_of,
@@ -195,7 +196,7 @@ class Pipeline:
         self.results: Results = folder.read_results()
         self._known: dict[Path, Manifest] = {}
         self.shared: dict[str, Path] = {}
-        self.device = torch.device("cuda" if _use_gpu(config) else "cpu")
+        self.device = _device(config)
         if config.trainer.threads:
             torch.set_num_threads(config.trainer.threads)
         _seed_everything(config.seed)
@@ -809,6 +810,10 @@ class Pipeline:
         )
         for earlier in self._stages_before(name):
             load_weights(student, self._recovered_weights(earlier))
+        if not self.rank:
+            # Weights and two moments of a checkpoint, and the weights of the finished stage.
+            trained = sum(p.numel() for p in student.parameters() if p.requires_grad)
+            require_space(stage.folder, 16 * trained, "a checkpoint of recovery")
         total = sequences_wanted(cfg.stages[name]) * cfg.stages[name].sequence_length
         with ui.progress(f"recover, {name}", total) as advance:
             watch = Watch(
@@ -1235,6 +1240,13 @@ def _plain(results: Results) -> dict[str, list[dict[str, Any]]]:
 def _device_name(device: torch.device) -> str:
     """What times were taken on: a GPU's name, or `cpu`."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def _device(config: Config) -> torch.device:
+    """This process' own GPU where there is one, else the CPU."""
+    if not _use_gpu(config):
+        return torch.device("cpu")
+    return torch.device("cuda", local_rank(config.trainer) % torch.cuda.device_count())
 
 
 def _use_gpu(config: Config) -> bool:

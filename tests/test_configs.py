@@ -219,6 +219,12 @@ def test_an_override_of_what_is_not_measured_or_made_is_refused(
     assert len(ignored) == 1 and override in ignored[0]
 
 
+def test_a_stage_of_recovery_is_left_out_by_zero_tokens() -> None:
+    given = ["experiment=smoke", "recovery.stage2.tokens=0"]
+    assert not config(*given).recovery.stages
+    validate(config(*given), given)
+
+
 def test_missing_values_are_named() -> None:
     with pytest.raises(TCError, match=r"paths\.cache_dir has no value"):
         config("paths.cache_dir=???")

@@ -2,7 +2,7 @@
 
 from tc.recovery.checkpoint import read_weights
 from tc.recovery.losses import ROWS as KL_ROWS
-from tc.recovery.processes import global_rank
+from tc.recovery.processes import global_rank, local_rank
 from tc.recovery.run import Stage, Stopped, Watch, load_weights, run_stage, student_of
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "Watch",
     "global_rank",
     "load_weights",
+    "local_rank",
     "read_weights",
     "run_stage",
     "student_of",

@@ -198,6 +198,9 @@ def latest(folder: Path, wanted: Manifest, say: Callable[[str], None]) -> Found 
         if found is None:
             say(f"{path} is no checkpoint: it has no manifest. Taking the one before it.")
             continue
+        if not isinstance(found.info.get("step"), int):
+            say(f"{path} is damaged: its manifest has no step. Taking the checkpoint before it.")
+            continue
         return path, found
     return None
 

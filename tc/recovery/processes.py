@@ -17,3 +17,10 @@ def global_rank(cfg: TrainerConfig) -> int:
         return int(os.environ["SLURM_PROCID"])
     node = int(os.environ.get("NODE_RANK", 0))
     return node * cfg.devices + int(os.environ.get("LOCAL_RANK", 0))
+
+
+def local_rank(cfg: TrainerConfig) -> int:
+    """This process' number on its own machine."""
+    if cfg.strategy is Strategy.single:
+        return 0
+    return int(os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", 0)))

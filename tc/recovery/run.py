@@ -347,6 +347,7 @@ class Conductor(L.Callback):
             self._validate(module, step)
         if last:
             self._save(trainer, module, step)
+            self.stopped = agree(self._signal is not None)  # the stage is whole, the run is not
         elif agree(self._signal is not None):
             self.watch.say(f"signal {self._signal or ''}: saving a checkpoint at step {step}")
             self._save(trainer, module, step)

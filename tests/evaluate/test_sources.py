@@ -13,8 +13,9 @@ from tc.evaluate.sources import sources
 @pytest.mark.parametrize("changed", ["tasks/task.yaml", "documents.jsonl", "base.yaml", "more.csv"])
 def test_task_files_are_known_by_the_files_that_they_name(changed: str, tmp_path: Path) -> None:
     (tmp_path / "tasks").mkdir()
+    documents = f"data_files: {{test: {tmp_path}/documents.jsonl}}"
     texts = {
-        "tasks/task.yaml": f"include: ../base.yaml\ndata_files: {{test: {tmp_path}/documents.jsonl}}",
+        "tasks/task.yaml": f"include: ../base.yaml\n{documents}",
         "base.yaml": "dataset_path: json\ndata_dir: more.csv",
         "documents.jsonl": "{}",
         "more.csv": "a,b",

@@ -84,9 +84,12 @@ def manifest_of(folder: Path) -> Manifest:
 
 def three(folder: Path) -> list[Path]:
     """Three good checkpoints."""
-    folders = [folder / f"step_{step:07d}" for step in (2, 4, 10)]
-    for path in folders:
-        write(path, manifest(), {"weight/a": torch.ones(100)})
+    folders = []
+    for step in (2, 4, 10):
+        folders.append(folder / f"step_{step:07d}")
+        made = manifest()
+        made.info["step"] = step
+        write(folders[-1], made, {"weight/a": torch.ones(100)})
     return folders
 
 
@@ -107,7 +110,14 @@ def make_foreign(path: Path) -> None:
     (path / "manifest.json").write_text(json.dumps(record))
 
 
+def forget_the_step(path: Path) -> None:
+    record = json.loads((path / "manifest.json").read_text())
+    del record["info"]["step"]
+    (path / "manifest.json").write_text(json.dumps(record))
+
+
 DAMAGES = {
+    "no step": forget_the_step,
     "truncated": truncate,
     "a byte": turn_a_byte,
     "foreign": make_foreign,

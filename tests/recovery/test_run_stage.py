@@ -45,6 +45,13 @@ def test_a_signal_saves_and_the_same_call_ends_as_if_undisturbed(
     assert curve(cut) == curve(whole)
 
 
+def test_a_signal_in_the_last_step_ends_the_run_behind_a_whole_stage(tmp_path: Path) -> None:
+    task = Task(tmp_path / "last", teacher(tmp_path), recipe())
+    with pytest.raises(Stopped):
+        task.run(stopping_after(STEPS, signal.SIGTERM))
+    assert task.done.exists()
+
+
 @pytest.mark.parametrize("kind", OptimizerKind)
 def test_with_all_trained_and_any_optimizer_too(kind: OptimizerKind, tmp_path: Path) -> None:
     model = teacher(tmp_path)

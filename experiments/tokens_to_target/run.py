@@ -74,15 +74,20 @@ def matched(curves: dict[str, dict[int, list[dict[str, Any]]]]) -> str:
         ratios = []
         for seed, points in curves[other].items():
             full, last = curves["full"][seed], points[-1]
-            tokens, before = needed(full, last["perplexity_over_teacher"])
+            tokens, _ = needed(full, last["perplexity_over_teacher"])
             ratios.append(math.inf if tokens == 0 else last["tokens"] / (tokens or math.inf))
             behind = sum(
-                ours["perplexity"] > theirs["perplexity"]
+                ours["perplexity_over_teacher"] > theirs["perplexity_over_teacher"]
                 for ours, theirs in zip(full, points, strict=True)
             )
             end = f"{last['perplexity_over_teacher']:.3f} x at {last['tokens']:,}"
-            told_tokens = "0" if tokens == 0 else f"{before:,} to {tokens or 'never'}"
-            cells = [other, str(seed), end, told_tokens, f"{ratios[-1]:.3g}"]
+            cells = [
+                other,
+                str(seed),
+                end,
+                told(full, last["perplexity_over_teacher"]),
+                f"{ratios[-1]:.3g}",
+            ]
             lines.append("| " + " | ".join([*cells, f"{behind} of {len(full)}"]) + " |")
         lines.append(f"| {other} | median | | | {statistics.median(ratios):.3g} | |")
     return "\n".join(lines) + "\n"

@@ -14,11 +14,37 @@ from tc.config import LoggerConfig, LoggerKind
 from tc.errors import TCError
 
 
-def make_logger(cfg: LoggerConfig, run_dir: Path, settings: dict[str, Any]) -> Logger:
-    """Opens a logger below the run folder and gives it the run's settings.
+class Curves:
+    """The loggers of a run, as one: CSV always, and the one that was asked for.
 
     Args:
-        cfg: which one.
+        loggers: each of them.
+    """
+
+    def __init__(self, loggers: list[Logger]) -> None:
+        self.loggers = loggers
+
+    def log_metrics(self, values: dict[str, float], step: int | None = None) -> None:
+        """Writes a point of some curves."""
+        for logger in self.loggers:
+            logger.log_metrics(values, step)
+
+    def save(self) -> None:
+        """Writes out what is held back."""
+        for logger in self.loggers:
+            logger.save()
+
+    def finalize(self, status: str) -> None:
+        """Says that nothing more will come."""
+        for logger in self.loggers:
+            logger.finalize(status)
+
+
+def make_logger(cfg: LoggerConfig, run_dir: Path, settings: dict[str, Any]) -> Curves:
+    """Opens the loggers below the run folder and gives them the run's settings.
+
+    Args:
+        cfg: which one, besides CSV.
         run_dir: curves go to `curves/` there.
         settings: flat configuration, as hyper-parameters.
 
@@ -28,15 +54,18 @@ def make_logger(cfg: LoggerConfig, run_dir: Path, settings: dict[str, Any]) -> L
     with warnings.catch_warnings():
         # A resumed run writes its curves anew, from what its stages recorded.
         warnings.filterwarnings("ignore", message=".*logs directory.*not empty.*")
-        logger = _open(cfg, run_dir)
-        logger.log_hyperparams(settings)
-    return logger
+        loggers: list[Logger] = [CSVLogger(run_dir, name="curves", version="")]
+        loggers += [] if cfg.kind is LoggerKind.csv else [_open(cfg, run_dir)]
+        for logger in loggers:
+            logger.log_hyperparams(settings)
+    return Curves(loggers)
 
 
-def log_table(logger: Logger, title: str, columns: list[str], rows: list[list[Any]]) -> None:
-    """Writes a table, where the logger can show one."""
-    if isinstance(logger, WandbLogger):
-        logger.log_table(title, columns, [[str(cell) for cell in row] for row in rows])
+def log_table(curves: Curves, title: str, columns: list[str], rows: list[list[Any]]) -> None:
+    """Writes a table, where a logger can show one."""
+    for logger in curves.loggers:
+        if isinstance(logger, WandbLogger):
+            logger.log_table(title, columns, [[str(cell) for cell in row] for row in rows])
 
 
 def _group(cfg: LoggerConfig) -> str | None:
@@ -49,8 +78,6 @@ def _group(cfg: LoggerConfig) -> str | None:
 
 
 def _open(cfg: LoggerConfig, run_dir: Path) -> Logger:
-    if cfg.kind is LoggerKind.csv:
-        return CSVLogger(run_dir, name="curves", version="")
     if cfg.kind is LoggerKind.tensorboard:
         return TensorBoardLogger(run_dir, name="curves", version="")
     logger = WandbLogger(

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig, OmegaConf
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -50,7 +49,7 @@ from tc.config import (
     science,
     typed,
 )
-from tc.curves import log_table, make_logger
+from tc.curves import Curves, log_table, make_logger
 from tc.data import (
     Document,
     Packed,
@@ -242,7 +241,7 @@ class Pipeline:
         return teacher
 
     @cached_property
-    def logger(self) -> Logger | None:
+    def logger(self) -> Curves | None:
         """Where curves go; nowhere in any process but the first."""
         if self.rank:
             return None

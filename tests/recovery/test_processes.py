@@ -195,7 +195,8 @@ def test_kills_lose_no_more_than_an_interval_and_change_nothing(base: Path) -> N
     draw, folder = random.Random(0), base / "killed"
     for _ in range(4):
         process = start(base, "killed", "trainer=cpu")
-        wait_for(lambda: any(folder.glob("recover/*/step_*")), process)
+        # On a fast machine the last of these is done before a kill.
+        wait_for(lambda: any(folder.glob("recover/*/step_*")) or process.poll() == 0)  # noqa: B023
         end = time.time() + draw.uniform(0, 0.4)
         wait_for(lambda: time.time() > end or process.poll() is not None)  # noqa: B023
         kill(process)

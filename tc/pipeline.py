@@ -85,7 +85,7 @@ from tc.init import (
 )
 from tc.meter import Meter
 from tc.plan import make_plan
-from tc.policy import kept_layers, needs_all_mixers, num_kept, others, searches
+from tc.policy import converted_layers, needs_all_mixers, num_kept, others, searches
 from tc.recovery import (
     Stage,
     Watch,
@@ -126,6 +126,12 @@ NOT_SPLIT = (
     *("data.calibration_tokens", "data.selection_tokens"),
 )
 """Keys that the documents of the evaluation part do not follow from."""
+
+OF_A_STUDENT = (
+    *("student/perplexity", "student/nll", "zero_shot/"),
+    "copy_only/perplexity_over_student",
+)
+"""How the metrics begin that an evaluation of a student leaves."""
 
 UNITS = {
     Measure.tasks: "answers",
@@ -271,7 +277,7 @@ class Pipeline:
         if searches(policy):
             found = self._require("select", self.path("select"), self._selection_made_by)
             return others(found.info["kept"], self._num_layers)
-        return others(kept_layers(policy, self._num_layers), self._num_layers)
+        return converted_layers(policy, self._num_layers)
 
     @property
     def candidates(self) -> list[int]:
@@ -812,7 +818,8 @@ class Pipeline:
         if not self.rank:
             # Weights and two moments of a checkpoint, and the weights of the finished stage.
             trained = sum(p.numel() for p in student.parameters() if p.requires_grad)
-            require_space(stage.folder, 16 * trained, "a checkpoint of recovery")
+            remedy = "Free some space, or choose another folder (run_dir=...)."
+            require_space(stage.folder, 16 * trained, "a checkpoint of recovery", remedy)
         total = sequences_wanted(cfg.stages[name]) * cfg.stages[name].sequence_length
         with ui.progress(f"recover, {name}", total) as advance:
             watch = Watch(
@@ -984,8 +991,7 @@ class Pipeline:
         if self.metrics.get("student/made_by", key) != key:
             for name in ("student", "zero_shot"):
                 self.results.pop(name, None)
-            for name in [n for n in self.metrics if n.startswith(("student/perp", "student/nll"))]:
-                del self.metrics[name]
+            self.metrics = {k: v for k, v in self.metrics.items() if not k.startswith(OF_A_STUDENT)}
         self.metrics["student/made_by"] = key
 
     def _perplexities(self, student: Callable[[], PreTrainedModel]) -> list[Manifest]:

@@ -72,7 +72,7 @@ def make_plan(config: Config, geometry: GeometryConfig) -> Plan:
         student_parameters=student,
         memory_bytes=_memory(config, geometry, student, mixer),
         recovery_bytes=recovery_memory(config, geometry, converted * mixer),
-        disk_bytes=_disk(config, geometry, student, _with_mixer(config, geometry) * mixer),
+        disk_bytes=_disk(config, geometry, student, converted, mixer),
         flops=flops,
         seconds=None if rate is None else flops / rate,
     )
@@ -226,8 +226,8 @@ def recovery_memory(config: Config, geometry: GeometryConfig, mixers: int) -> in
     tables = 2 * geometry.vocab_size * hidden  # embeddings and head, which FSDP keeps whole
     stages = []
     for name, stage in ({} if config.student.path else recovery.stages).items():
-        rest = name == "stage2" and _trains_all(config)
-        trained = mixers + (geometry.parameters if rest else 0)
+        rest = name == "stage2" and recovery.stage2.lr_rest > 0
+        trained = _trained(config, geometry, name, mixers)
         # Frozen weights are the teacher's own memory, but for FSDP, which holds them twice.
         frozen = geometry.parameters * size * (2 if shards > 1 and not rest else 1)
         weights = (TRAINED_BYTES * trained + frozen) // shards
@@ -245,30 +245,30 @@ def recovery_memory(config: Config, geometry: GeometryConfig, mixers: int) -> in
     return program + max(stages) if stages else None
 
 
-def _disk(config: Config, geometry: GeometryConfig, student: int, mixers: int) -> int:
+def _disk(
+    config: Config, geometry: GeometryConfig, student: int, converted: int, mixer: int
+) -> int:
     if config.student.path:
         return 0
     size = BYTES[config.teacher.dtype.value]
     width = geometry.hidden_size + _context(geometry)
     captured = geometry.num_hidden_layers * _tokens(config) * width * size
-    saved = student * size + 4 * mixers * (1 + config.init.align + _has_blocks(config))
-    saved += _checkpoints(config, geometry, mixers)
+    made = _with_mixer(config, geometry) * (1 + config.init.align) + converted * _has_blocks(config)
+    saved = student * size + 4 * made * mixer + _checkpoints(config, geometry, converted * mixer)
     return saved + (captured if needs_activations(config.init) else 0)
 
 
 def _checkpoints(config: Config, geometry: GeometryConfig, mixers: int) -> int:
     """The checkpoints of the larger stage, one more while it is written, and each one's weights."""
-    trained = [
-        mixers + (geometry.parameters if name == "stage2" and _trains_all(config) else 0)
-        for name in config.recovery.stages
-    ]
+    trained = [_trained(config, geometry, name, mixers) for name in config.recovery.stages]
     kept = config.recovery.keep_checkpoints + 1
     return 12 * kept * max(trained, default=0) + 4 * sum(trained)
 
 
-def _trains_all(config: Config) -> bool:
-    """Whether the rest of the student is trained with the mixers."""
-    return config.recovery.stage2.lr_rest > 0
+def _trained(config: Config, geometry: GeometryConfig, stage: str, mixers: int) -> int:
+    """Parameters that a stage of recovery trains."""
+    rest = stage == "stage2" and config.recovery.stage2.lr_rest > 0
+    return mixers + (geometry.parameters if rest else 0)
 
 
 def _flops(config: Config, geometry: GeometryConfig, converted: int, mixer: int) -> float:

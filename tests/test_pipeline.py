@@ -679,6 +679,19 @@ def test_another_model_in_the_folder_is_told_apart(copied: Path, tmp_path: Path)
     assert {key[0] for key in table(tmp_path / "alone", "student")} == {"positions"}
 
 
+def test_metrics_of_another_model_do_not_stay(copied: Path, tmp_path: Path) -> None:
+    given = f"student.path={copied}/run/student"
+    metrics = alone(copied, tmp_path / "alone", given, "eval.measures=[perplexity]")
+    assert "student/perplexity" in metrics and "student/nll" in metrics
+    weights = next((copied / "run" / "student").glob("*.safetensors"))
+    tensors = load_tensors(weights)
+    tensors["model.norm.weight"] += 1
+    save_file(tensors, weights, metadata={"format": "pt"})
+    metrics = alone(copied, tmp_path / "alone", given, "eval.measures=[positions]")
+    assert "teacher/perplexity" in metrics
+    assert not [n for n in metrics if n.startswith(("student/perplexity", "student/nll"))]
+
+
 def test_a_plain_teacher_can_be_the_model(measured: Path, tmp_path: Path) -> None:
     teacher = load_teacher(group("teacher", "random_llama"), tmp_path)
     for saving in (teacher.model, teacher.tokenizer):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import copy
 import ctypes
 import datetime
 import os
@@ -17,8 +18,11 @@ from hydra import compose, initialize_config_dir
 from transformers.utils.logging import disable_progress_bar
 
 from tc.artifacts import write_json
-from tc.config import Config, register, typed
+from tc.config import Config, PolicyConfig, register, typed
+from tc.init import form_of, fresh_mixer
+from tc.policy import converted_layers
 from tc.run_folder import environment, git
+from tc.student.mixer import GatedDeltaNet
 from tc.teacher import Teacher, load_teacher
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
@@ -103,6 +107,19 @@ def load_embedded(*overrides: str) -> tuple[Config, Teacher]:
     """The default run's configuration, with overrides, and its teacher."""
     config = configuration(*overrides)
     return config, load_teacher(config.teacher, Path(config.paths.cache_dir).expanduser())
+
+
+def copied_mixers(
+    config: Config, teacher: Teacher, policy: PolicyConfig
+) -> dict[int, GatedDeltaNet]:
+    """Mixers that copy the projections of the layers that a policy converts.
+
+    What a mixer holds does not change how long it takes.
+    """
+    attention = [layer.self_attn for layer in teacher.model.model.layers]
+    form = form_of(attention[0], config.student, config.trainer.backend.value)
+    layers = converted_layers(policy, len(attention))
+    return {i: fresh_mixer(copy.deepcopy(attention[i]), i, form, config.seed) for i in layers}
 
 
 def configuration(*overrides: str) -> Config:

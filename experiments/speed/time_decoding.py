@@ -8,7 +8,6 @@ right shapes: what they hold does not change the time.
 
 from __future__ import annotations
 
-import copy
 import os
 from typing import Any
 
@@ -16,13 +15,11 @@ from typing import Any
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 import torch
-from measuring import configuration, load_embedded, parse_arguments, show, write
+from measuring import configuration, copied_mixers, load_embedded, parse_arguments, show, write
 from transformers import PreTrainedModel
 
 from tc.evaluate.generation import Decoder, cache_bytes, filled_cache
-from tc.init import form_of, fresh_mixer
 from tc.meter import median_seconds
-from tc.policy import converted_layers
 from tc.student.hybrid import build_student
 
 LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768)
@@ -33,11 +30,8 @@ def make_models() -> dict[str, PreTrainedModel]:
     """The teacher and two students that copy its projections; kept weights are shared."""
     config, teacher = load_embedded()
     models = {"teacher": teacher.model}
-    attention = [layer.self_attn for layer in teacher.model.model.layers]
-    form = form_of(attention[0], config.student, config.trainer.backend.value)
     for policy in ("every4", "none"):
-        layers = converted_layers(configuration(f"policy={policy}").policy, len(attention))
-        mixers = {i: fresh_mixer(copy.deepcopy(attention[i]), i, form, config.seed) for i in layers}
+        mixers = copied_mixers(config, teacher, configuration(f"policy={policy}").policy)
         models[policy] = build_student(teacher.model, mixers, {})
     return models
 

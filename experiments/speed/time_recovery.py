@@ -8,7 +8,6 @@ default run.
 
 from __future__ import annotations
 
-import copy
 import os
 import statistics
 import tempfile
@@ -21,14 +20,12 @@ from typing import Any
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 import torch
-from measuring import load_embedded, parse_arguments, show, write
+from measuring import copied_mixers, load_embedded, parse_arguments, show, write
 
 from tc.artifacts import Manifest, save_tensors
 from tc.config import Config
 from tc.data import Packed
-from tc.init import form_of, fresh_mixer
 from tc.meter import median_seconds
-from tc.policy import converted_layers
 from tc.recovery import Stage, Watch, run_stage, student_of
 from tc.teacher import Teacher
 
@@ -46,7 +43,7 @@ def measure(optimizer: str, length: int) -> dict[str, Any]:
         f"recovery.stage2.tokens={STEPS * length}",
         "recovery.validations=0",
     )
-    mixers = plain_mixers(config, teacher)
+    mixers = copied_mixers(config, teacher, config.policy)
     student = student_of(teacher.model, mixers, config.recovery, "stage2", config.trainer.precision)
     ids = torch.randint(0, 1000, (1, length), generator=torch.Generator().manual_seed(0))
     calls = {
@@ -68,14 +65,6 @@ def measure(optimizer: str, length: int) -> dict[str, Any]:
         "share_of_bound": bound / step,
         "tokens_per_s": length / step,
     }
-
-
-def plain_mixers(config: Config, teacher: Teacher) -> dict[int, Any]:
-    """Mixers that copy the teacher's projections; the time does not depend on what they hold."""
-    attention = [layer.self_attn for layer in teacher.model.model.layers]
-    form = form_of(attention[0], config.student, config.trainer.backend.value)
-    layers = converted_layers(config.policy, len(attention))
-    return {i: fresh_mixer(copy.deepcopy(attention[i]), i, form, config.seed) for i in layers}
 
 
 def seconds_of_a_step(config: Config, teacher: Teacher, student: Any, ids: torch.Tensor) -> float:

@@ -18,7 +18,7 @@ from tc.config import CorpusConfig
 from tc.data import Window, read_file
 from tc.errors import TCError
 from tc.evaluate.perplexity import perplexity
-from tc.evaluate.results import Result, warn_beyond
+from tc.evaluate.results import Result, adding_up, warn_beyond
 
 SUFFIXES = (".txt", ".jsonl", ".json", ".parquet")
 
@@ -51,13 +51,7 @@ def run_corpus(
     ids = torch.tensor(tokenizer(text, verbose=False)["input_ids"], dtype=torch.long)
     windows = cut(ids[: cfg.tokens], cfg)
     warn_beyond(model, "corpus", cfg.context)
-    total, done = len(windows) * (cfg.context - 1), 0
-
-    def advance(tokens: int) -> None:
-        nonlocal done
-        done += tokens
-        progress(done, total)
-
+    advance = adding_up(progress, len(windows) * (cfg.context - 1))
     found = perplexity(model, windows, cfg.batch_sequences, advance)
     per_word = len(ids) / len(text.split())
     per_byte = len(ids) / len(text.encode())

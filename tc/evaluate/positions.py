@@ -18,7 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from tc.config import PositionsConfig
 from tc.data import Document, Window, nested_windows
 from tc.evaluate.perplexity import Perplexity, counted_losses, summary
-from tc.evaluate.results import Result, warn_beyond
+from tc.evaluate.results import Result, adding_up, warn_beyond
 
 Stretches = list[dict[int, list[Window]]]
 
@@ -54,14 +54,9 @@ def run_positions(
     )
     warn_beyond(model, "positions", max(cfg.contexts))
     total = sum(int(w.counted.sum()) for s in stretches for cut in s.values() for w in cut)
-    done, results, by_position = 0, [], torch.empty(0)
+    advance = adding_up(progress, total)
+    results, by_position = [], torch.empty(0)
     for context in cfg.contexts:
-
-        def advance(tokens: int) -> None:
-            nonlocal done
-            done += tokens
-            progress(done, total)
-
         batch = max(1, cfg.batch_tokens // context)
         losses = stretch_losses(model, stretches, context, batch, advance)
         results += _mean(losses).results("positions", "held_out", context)

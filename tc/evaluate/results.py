@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -106,6 +106,18 @@ def merged(before: Results, now: Results) -> Results:
         kept = [result for result in table.get(model, []) if result.measure not in again]
         table[model] = kept + found
     return table
+
+
+def adding_up(progress: Callable[[int, int], None], total: int) -> Callable[[int], None]:
+    """What is told how much each step has done, and tells `progress` all of it, and of how much."""
+    done = 0
+
+    def advance(step: int) -> None:
+        nonlocal done
+        done += step
+        progress(done, total)
+
+    return advance
 
 
 def warn_beyond(model: PreTrainedModel, what: str, length: int) -> None:

@@ -22,7 +22,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tc.config import RulerConfig
 from tc.errors import TCError, one_message
-from tc.evaluate.results import Result
+from tc.evaluate.results import Result, warn_beyond
 from tc.evaluate.tasks import require
 
 log = logging.getLogger(__name__)
@@ -83,7 +83,8 @@ def run_ruler(
         TCError: if a package or file is missing, or a task does not fit in a length.
     """
     require(*PACKAGES)
-    _warn(model, cfg.lengths)
+    for length in cfg.lengths:
+        warn_beyond(model, "RULER", length)
     prompts = _prompts(model, tokenizer, cfg, seed)
     total = len(prompts) * cfg.limit
     results: list[Result] = []
@@ -96,14 +97,6 @@ def run_ruler(
         scorer.restart(told)
         results.append(_run(scorer, task, loaded, length, seed))
     return results
-
-
-def _warn(model: PreTrainedModel, lengths: list[int]) -> None:
-    """Says which lengths the model was not made for."""
-    for length in lengths:
-        window = getattr(model.config, "max_position_embeddings", length)
-        if length > window:
-            log.warning("RULER at %d tokens: the model's own window is %d", length, window)
 
 
 def _tasks(cfg: RulerConfig) -> list[str]:

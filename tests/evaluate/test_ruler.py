@@ -17,6 +17,7 @@ import tc.teacher
 from tc.config import RulerConfig
 from tc.errors import TCError
 from tc.evaluate import ruler, run_ruler
+from tc.evaluate.results import warn_beyond
 from tc.teacher.untrained import byte_tokenizer
 
 pytest.importorskip("lm_eval", reason="lm-eval is not installed: make test-env installs it")
@@ -244,7 +245,8 @@ def test_all_that_cannot_be_made_is_told_before_a_prompt_is_answered(monkeypatch
 
 def test_a_longer_length_than_the_models_own_is_told_of(tokenizer, caplog) -> None:
     window = teacher("llama").config.max_position_embeddings
-    ruler._warn(teacher("llama"), [window, window + 1])
+    for length in (window, window + 1):
+        warn_beyond(teacher("llama"), "RULER", length)
     assert [str(window + 1) in record.getMessage() for record in caplog.records] == [True]
 
 

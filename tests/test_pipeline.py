@@ -16,9 +16,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import tc.pipeline
 from tc.artifacts import hash_file, load_tensors
 from tc.config import STAGES
-from tc.data import Packed
+from tc.data import Document, Packed
 from tc.errors import TCError
-from tc.evaluate import read_results
+from tc.evaluate import Result, read_results
 from tc.pipeline import run
 from tc.teacher import load_teacher
 
@@ -614,6 +614,21 @@ def measured_of(copied: Path) -> Path:
     """Where the text of a copied run was: its path is part of what made the run."""
     record = json.loads((copied / "run" / "science.json").read_text())
     return Path(record["data.path"][0]).parents[1]
+
+
+def test_positions_are_measured_on_the_evaluation_part_alone(
+    measured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, real = [], tc.pipeline.run_positions
+
+    def noting(model: Any, tokenizer: Any, documents: list[Document], *rest: Any) -> list[Result]:
+        read.append({document.sha256[:16] for document in documents})
+        return real(model, tokenizer, documents, *rest)
+
+    monkeypatch.setattr(tc.pipeline, "run_positions", noting)
+    alone(measured, tmp_path / "alone", f"student.path={measured}/run/student")
+    record = json.loads((measured / "run" / "data" / "splits.json").read_text())
+    assert read == [set(record["parts"]["evaluation"]["hashes"])]  # the teacher's was there
 
 
 def test_a_killed_evaluation_goes_on(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:

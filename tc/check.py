@@ -28,6 +28,7 @@ from tc.config import (
     Strategy,
     TasksConfig,
     TeacherSource,
+    ValueScale,
     WriteGate,
 )
 from tc.data import config_problems, missing_sources
@@ -262,6 +263,11 @@ def _init(config: Config) -> Iterator[str]:
         yield f"init.gate={init.gate.value} needs student.use_gate=true, or take init.gate=fla"
     if init.gate is OutputGate.zero and init.read_out is ReadOut.ridge:
         yield "init.gate=zero leaves nothing to read, so init.read_out=ridge cannot be solved"
+    if init.gate is OutputGate.zero and init.value_scale is ValueScale.read_out:
+        yield (
+            "init.gate=zero leaves nothing to read, so init.value_scale=read_out has nothing to "
+            "scale; take init.value_scale=none"
+        )
     if not 0 < init.gate_rms <= 1:
         yield f"init.gate_rms={init.gate_rms}: above 0 and at most 1 is allowed"
     if not 0 < init.half_life_scale <= 100:

@@ -392,8 +392,6 @@ class AlignConfig:
         warmup_steps: steps of linear warm-up.
         gradient_clip: the largest gradient norm, or null.
         check_every: steps between two looks at the held-out loss.
-        resolve_read_out: whether o_proj is solved in closed form again at the end, where the init
-            had solved it (`init.read_out=ridge`).
         block_steps: optimizer steps a block, 0 for no blocks: consecutive converted layers learn
             together, on the student's own stream, what the teacher's next layer reads.
         block_layers: the most layers of a block.
@@ -411,7 +409,6 @@ class AlignConfig:
     warmup_steps: int = 0
     gradient_clip: float | None = 1.0
     check_every: int = 12
-    resolve_read_out: bool = True
     block_steps: int = 0
     block_layers: int = 4
     block_lr_projections: float = 1e-3

@@ -601,7 +601,6 @@ class Pipeline:
                 self.attention(layer),
                 self.parts(layer),
                 self.config.align,
-                self.config.init,
                 self.config.seed,
             )
             log.info("layer %d: error %.4f -> %.4f", layer, result.before, result.after)

@@ -13,8 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from transformers import PreTrainedModel
 
 from tc.align.module import Alignment, BestState, BlockAlignment, LayerAlignment
-from tc.config import AlignConfig, InitConfig, ReadOut
-from tc.init import relative_error, solve_read_out
+from tc.config import AlignConfig
 from tc.init.layer import LARGEST_SEED
 from tc.quiet import quiet_lightning
 from tc.stats import LayerBatch
@@ -45,7 +44,6 @@ def align_layer(
     attention: Attention,
     parts: dict[str, LayerBatch],
     cfg: AlignConfig,
-    init: InitConfig,
     seed: int,
 ) -> Aligned:
     """Trains a mixer and leaves its best state in it.
@@ -57,7 +55,6 @@ def align_layer(
         attention: the teacher's attention module, in float32.
         parts: the layer's activations, `calibration` and `selection`.
         cfg: steps, learning rates and the rest.
-        init: where o_proj was solved in closed form, `cfg.resolve_read_out` solves it again.
         seed: of the order in which sequences are seen.
 
     Raises:
@@ -67,10 +64,7 @@ def align_layer(
     data = TensorDataset(batch.x, batch.context, batch.starts)
     module = LayerAlignment(mixer, attention, parts["selection"], cfg)
     best = _fit(module, data, cfg, seed + mixer.layer_idx)
-    after = best.error
-    if cfg.resolve_read_out and init.read_out is ReadOut.ridge:
-        after = _resolve(mixer, attention, parts, init.ridge, after)
-    return Aligned(best.history[0][1], after, best.step, best.history)
+    return Aligned(best.history[0][1], best.error, best.step, best.history)
 
 
 def align_block(
@@ -135,23 +129,6 @@ def _fit(module: Alignment, data: TensorDataset, cfg: AlignConfig, seed: int) ->
         del trainer, module
         gc.collect()  # the two refer to each other, and hold a layer's activations
     return best
-
-
-def _resolve(
-    mixer: GatedDeltaNet,
-    attention: Attention,
-    parts: dict[str, LayerBatch],
-    strengths: list[float],
-    before: float,
-) -> float:
-    """Solves the read-out for the trained features, and keeps it where it is better."""
-    trained = copy.deepcopy(mixer.state_dict())
-    solve_read_out(mixer, attention, parts["calibration"], parts["selection"], strengths)
-    error = relative_error(mixer, attention, parts["selection"])
-    if error < before:
-        return error
-    mixer.load_state_dict(trained)
-    return before
 
 
 def _loader(data: TensorDataset, cfg: AlignConfig, seed: int) -> DataLoader:

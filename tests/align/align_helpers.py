@@ -10,7 +10,7 @@ import torch
 from composing import RANDOM_TEACHERS, group
 from torch import nn
 
-from tc.config import AlignConfig, InitConfig, ReadOut, StudentConfig
+from tc.config import AlignConfig, StudentConfig
 from tc.data import Packed
 from tc.init import form_of, fresh_mixer
 from tc.stats import Calibration, LayerBatch, calibrate
@@ -19,8 +19,6 @@ from tc.teacher import load_teacher
 
 TEACHERS = RANDOM_TEACHERS
 INDEX = 1
-# So few tokens need a strong ridge.
-COPY, RIDGE = InitConfig(), InitConfig(read_out=ReadOut.ridge, ridge=[1.0, 10.0, 100.0])
 
 
 @dataclass
@@ -52,6 +50,6 @@ def packed(num: int, seed: int) -> Packed:
 
 
 def settings(**values: object) -> AlignConfig:
-    """Few steps, looked at after each, and no second solution of the read-out."""
-    small = {"steps": 8, "check_every": 1, "resolve_read_out": False, "batch_sequences": 2}
+    """Few steps, looked at after each."""
+    small = {"steps": 8, "check_every": 1, "batch_sequences": 2}
     return AlignConfig(**small | values)

@@ -10,14 +10,18 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-PUBLISHED = {
-    "copy_only": 37337.34,
-    "zero_gate": 22469.04,
-    "paper_phase1": 22470.56,
-    "paper_phase2": 2015.91,
-    "paper": 424.13,
-}
-"""Perplexity of Qwen2.5-3B students on wikitext-2, arXiv 2606.16429."""
+from tc.report.published import ABLATION
+from tc.report.published import published as published_figure
+
+TEACHER = "qwen2_5_3b"
+"""The teacher of the paper's own ablation, whose text is WikiText-2."""
+
+
+def published(init: str) -> float | None:
+    """The perplexity that arXiv 2606.16429 gives for a row, where it is one of its own."""
+    if init in ("copy_only", "zero_gate") or init.startswith("paper"):
+        return published_figure(TEACHER, ABLATION, None, "-", init, "wikitext2_ppl")
+    return None
 
 
 @dataclass
@@ -104,15 +108,15 @@ def _line(row: dict[str, Any]) -> str:
     def number(value: float | None, form: str = ".3f") -> str:
         return "" if value is None else format(value, form)
 
-    published = PUBLISHED.get(row["row"])
-    ratio = None if published is None else PUBLISHED["copy_only"] / published
+    copied, theirs = published("copy_only"), published(row["row"])
+    ratio = copied / theirs if copied and theirs else None
     peak = row["peak_rss_bytes"]
     cells = [
         row["row"],
         f"{row['perplexity']:,.1f} +- {row['perplexity_stderr']:,.1f}",
         number(row["perplexity"] / row["teacher_perplexity"], ",.2f"),
         number(row["copy_only_perplexity"] / row["perplexity"], ",.1f"),
-        number(published, ",.0f"),
+        number(theirs, ",.0f"),
         number(ratio, ",.1f"),
         number(row["layer_error"]),
         number(row["block_error"]),

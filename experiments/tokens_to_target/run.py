@@ -6,14 +6,16 @@ python experiments/tokens_to_target/run.py --teacher tiny_llama --tokens 1000000
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import math
 import statistics
 import subprocess
 import sys
+from dataclasses import astuple, fields
 from pathlib import Path
 from typing import Any
+
+from tc.report.published import Target, targets
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -117,10 +119,14 @@ def draw(curves: dict[str, dict[int, list[dict[str, Any]]]], path: Path, title: 
 
 def published() -> str:
     """The paper's own table, as Markdown."""
-    with open(HERE / "published.csv", newline="") as file:
-        rows = list(csv.reader(file))
-    lines = ["| " + " | ".join(row) + " |" for row in rows]
-    return "\n".join([lines[0], "|---" * len(rows[0]) + "|", *lines[1:]]) + "\n"
+    rows = [astuple(target) for target in targets()]
+    names = [field.name for field in fields(Target)]
+    cells = [
+        ["" if v is None else str(int(v) if isinstance(v, bool) else v) for v in row]
+        for row in rows
+    ]
+    lines = ["| " + " | ".join(row) + " |" for row in cells]
+    return "\n".join(["| " + " | ".join(names) + " |", "|---" * len(names) + "|", *lines]) + "\n"
 
 
 def main() -> None:

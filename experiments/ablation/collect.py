@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import statistics
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,19 @@ class Result:
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=2) + "\n"
+
+    def on_top_of(self, path: Path, plan: dict[str, Any]) -> Result:
+        """With the rows of an earlier result that this one has not; those no longer planned go.
+
+        Each row says at which commit it was measured, so the older ones can be told.
+        """
+        rows = {}
+        for row in [*(json.loads(path.read_text())["rows"] if path.is_file() else []), *self.rows]:
+            rows[row["row"], row["policy"], row["seed"]] = row
+        names, policies = list(plan["rows"]), plan["policies"]
+        kept = [row for key, row in rows.items() if key[0] in names]
+        kept.sort(key=lambda r: (names.index(r["row"]), policies.index(r["policy"]), r["seed"]))
+        return Result(self.date, self.machine, kept)
 
 
 def read_run(folder: Path, name: str, policy: str) -> dict[str, Any]:
@@ -91,20 +105,38 @@ def table(result: Result) -> str:
     parts = []
     for policy in dict.fromkeys(row["policy"] for row in result.rows):
         rows = [row for row in result.rows if row["policy"] == policy]
+        named = {name: [row for row in rows if row["row"] == name] for name in _names(rows)}
         parts += [f"## {policy} (teacher {rows[0]['teacher_perplexity']:.2f})", "", HEAD, RULE]
-        parts += [_line(row) for row in rows]
+        parts += [_line(seeds) for seeds in named.values()]
         parts.append("")
     return "\n".join(parts)
 
 
 HEAD = (
-    "| row | perplexity | x teacher | copy_only / this | published | copy_only / published |"
-    " error a layer | error a block | tokens | calibrate, init, align, blocks | peak memory |"
+    "| row | perplexity | x teacher | over seeds | copy_only / this | published |"
+    " copy_only / published | error a layer | error a block | tokens |"
+    " calibrate, init, align, blocks | peak memory |"
 )
-RULE = "|---|---|---|---|---|---|---|---|---|---|---|"
+RULE = "|---|---|---|---|---|---|---|---|---|---|---|---|"
 
 
-def _line(row: dict[str, Any]) -> str:
+def _names(rows: list[dict[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(row["row"] for row in rows))
+
+
+def _over_seeds(rows: list[dict[str, Any]]) -> str:
+    """Mean and standard deviation of the ratio to the teacher, where there are several seeds."""
+    ratios = [row["perplexity"] / row["teacher_perplexity"] for row in rows]
+    if len(ratios) < 2:
+        return ""
+    mean, spread = statistics.mean(ratios), statistics.stdev(ratios)
+    return f"{mean:,.2f} +- {spread:,.2f} ({len(ratios)})"
+
+
+def _line(seeds: list[dict[str, Any]]) -> str:
+    """A row of the table: the first seed, and the spread over all."""
+    row = seeds[0]
+
     def number(value: float | None, form: str = ".3f") -> str:
         return "" if value is None else format(value, form)
 
@@ -115,6 +147,7 @@ def _line(row: dict[str, Any]) -> str:
         row["row"],
         f"{row['perplexity']:,.1f} +- {row['perplexity_stderr']:,.1f}",
         number(row["perplexity"] / row["teacher_perplexity"], ",.2f"),
+        _over_seeds(seeds),
         number(row["copy_only_perplexity"] / row["perplexity"], ",.1f"),
         number(theirs, ",.0f"),
         number(ratio, ",.1f"),

@@ -59,7 +59,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     plan: Any = OmegaConf.to_container(OmegaConf.load(HERE / "rows.yaml"))
     parser.add_argument("--output", type=Path, default=Path("out/ablation"))
-    parser.add_argument("--result", type=Path, help="where the table goes, else to the output")
+    parser.add_argument(
+        "--result",
+        type=Path,
+        help="where the table goes, on top of the one there; else to the output",
+    )
     parser.add_argument("--rows", nargs="+", choices=list(plan["rows"]), default=list(plan["rows"]))
     parser.add_argument("--policies", nargs="+", choices=plan["policies"], default=plan["policies"])
     parser.add_argument("--set", nargs="+", default=[], metavar="key=value", help="of every run")
@@ -71,6 +75,8 @@ def main() -> None:
             if policy in arguments.policies:
                 run(output, name, row, policy, arguments.set)
     result = collect(output, plan)
+    if given := arguments.result:
+        result = result.on_top_of(given / "result.json", plan)
     if not result.rows:
         sys.exit(f"{output} has no finished run of rows.yaml, and these options name none to make")
     folder = arguments.result or output

@@ -19,10 +19,9 @@ from typing import Any
 from tc.artifacts import MANIFEST, read_json
 from tc.errors import TCError
 from tc.evaluate import Results, read_results
-from tc.report.status import FAILED, Status, status_of
+from tc.report.status import FAILED, SWEEP, Status, status_of
 
 SCIENCE, METRICS, RESULTS = "science.json", "metrics.json", "results.csv"
-SWEEP = "sweep.json"
 RECORDED = ("result.json", "curves.json")
 """What an experiment leaves beside its table: see `tc.report.recorded`."""
 
@@ -267,6 +266,8 @@ def read_run(path: Path, now: float | None = None) -> Run:
     Raises:
         TCError: if it is none, or a file of it is damaged; naming the file.
     """
+    if not is_run(path) and (path / FAILED).is_file():
+        raise TCError(f"it failed before it began: {status_of(path, {}, {}).why}")
     if not is_run(path):
         raise TCError(f"{path} is not the folder of a run: it has no {SCIENCE}.")
     science = _object(path / SCIENCE)

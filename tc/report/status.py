@@ -14,7 +14,7 @@ from typing import Any
 from tc.artifacts import read_json
 from tc.errors import TCError
 
-FAILED = "failed.json"
+FAILED, SWEEP = "failed.json", "sweep.json"
 
 IDLE_S = 600.0
 """A run that has written nothing for so long is taken for stopped, where no lock tells more."""
@@ -259,7 +259,7 @@ def read_sweep(folder: Path, now: float | None = None) -> Sweep:
         path = _place(folder, job)
         number, overrides = job.get("number", position), job.get("overrides", [])
         if not isinstance(number, int) or not isinstance(overrides, list):
-            raise TCError(f"{folder / 'sweep.json'} is damaged: job {position} is no job.")
+            raise TCError(f"{folder / SWEEP} is damaged: job {position} is no job.")
         name = str(job.get("name") or path.name)
         status = _status_at(path, now)
         jobs.append(Job(number, name, [str(word) for word in overrides], path, status))
@@ -281,7 +281,7 @@ def _status_at(path: Path, now: float | None) -> Status:
 
 
 def _record(folder: Path) -> dict[str, Any]:
-    path = folder / "sweep.json"
+    path = folder / SWEEP
     record = read_json(path)
     jobs = record.get("jobs") if isinstance(record, dict) else None
     whole = isinstance(jobs, list) and all(

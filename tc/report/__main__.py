@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.markup import escape
@@ -18,9 +19,15 @@ from tc.report.page import Report, page
 from tc.report.recorded import Recorded, read_recorded
 from tc.report.runs import Damaged, Found, find_runs
 from tc.report.status import State, Sweep, read_sweep, sweep_paths
-from tc.report.tables import latex, markdown, number, seed_table, to_csv
+from tc.report.tables import SeedTable, latex, markdown, number, seed_table, to_csv
 
 FORMATS = ("html", "md", "latex", "csv", "png", "svg")
+ON_SCREEN = (
+    *("student/perplexity_zero_shot", "student/perplexity"),
+    "student/perplexity_over_teacher",
+)
+"""The measures that the screen has room for, where none are asked for."""
+
 SHOWN = 20
 """Rows and folders that the screen shows at most."""
 
@@ -108,7 +115,8 @@ def make(
     pictures = [ending for ending in ("png", "svg") if ending in wanted]
     drawn = draw_curves(table.groups, output, pictures) if pictures else []
     written = [*(output / file for file in files), *drawn]
-    _show(report, written)
+    short = [name for name in names if name in ON_SCREEN] if not metric else names
+    _show(report, replace(table, measures=short or names[:3]), written)
     return written
 
 
@@ -151,9 +159,8 @@ def _nothing(paths: Sequence[Path], damaged: Sequence[Damaged]) -> TCError:
     )
 
 
-def _show(report: Report, written: Sequence[Path]) -> None:
+def _show(report: Report, table: SeedTable, written: Sequence[Path]) -> None:
     """Prints a short table, what is wrong, what was written, and what to do next."""
-    table = report.table
     rows = [
         [*table.heads(group), *(number(s, " ± ") for s in table.spreads(group))]
         for group in table.groups

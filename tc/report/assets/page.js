@@ -66,7 +66,7 @@ function table(headings, rows, options = {}) {
     const line = el("tr");
     row.forEach((cell, i) => {
       const text = cell.text === undefined ? show(cell.value) : cell.text;
-      const kind = numeric[i] ? "num" : String(text).length > 40 ? "long" : "";
+      const kind = numeric[i] ? "num" : String(text).length > 56 ? "long" : "word";
       line.append(el("td", { class: kind + (cell.class ? " " + cell.class : "") }, ...(cell.node ? [cell.node] : []), text));
     });
     body.append(line);
@@ -147,7 +147,7 @@ function ticks(low, high, log, most) {
         const value = s * 10 ** e;
         if (value >= low * 0.999 && value <= high * 1.001) found.push(value);
       }
-    if (found.length >= 2) {
+    if (found.length >= 3) {
       const every = Math.ceil(found.length / most);
       return found.filter((_, i) => i % every === 0);
     }
@@ -171,8 +171,8 @@ function chart(spec, own) {
   const holder = el("div");
   const figure = el("figure", { class: "chart" }, el("figcaption", {}, spec.title), holder);
   const shown = () => spec.lines.filter((line) => line.group === null || !hidden.has(line.group));
-  const single = new Set(spec.lines.map((line) => line.group)).size === 1;
-  const ink = (line) => colour(line.group === null || single ? spec.lines.indexOf(line) : line.group);
+  const alone = data.groups.length < 2;
+  const ink = (line) => colour(line.group === null || alone ? spec.lines.indexOf(line) : line.group);
   const name = (line) => [line.run === null ? "" : data.runs[line.run].name, line.label].filter(Boolean).join(", ");
   function draw() {
     const width = Math.max(220, holder.clientWidth), height = Math.round(Math.min(320, Math.max(210, width * 0.6)));
@@ -206,7 +206,7 @@ function chart(spec, own) {
       node.append(svg("text", { x: box.l - 6, y: py(y) + 4, "text-anchor": "end" }, short(y)));
     }
     for (const x of ticks(x0, x1, logX, width < 420 ? 4 : 6)) {
-      if (logX && x <= edge * 1.01) continue;
+      if (logX && (x <= edge * 1.01 || (px(x) - px(edge) < 22 && all.some((p) => p[0] === 0)))) continue;
       node.append(svg("line", { class: "grid", x1: px(x), x2: px(x), y1: box.t, y2: height - box.b }));
       node.append(svg("text", { x: px(x), y: height - box.b + 15, "text-anchor": "middle" }, short(x)));
     }
@@ -428,7 +428,7 @@ function runs() {
   const node = section("runs", "Runs");
   const rows = data.runs.map((run) => [
     { text: run.name, value: run.name, node: swatch(run.group) }, state(run.state), run.stage, ...data.keys.map((key) => run.config[key]), run.seed, ...run.values,
-    run.state === "done" ? "" : run.why, run.path,
+    run.state === "done" ? "" : run.why, { text: run.path, value: run.path, class: "path" },
   ]);
   const heads = ["run", "state", "last stage", ...data.keys.map((key) => key.replace(/\.name$/, "")), "seed", ...data.measures.map((m) => m.short), "why", "folder"];
   const made = table(heads, rows, { label: "Runs" });

@@ -18,7 +18,7 @@ from tc.report.frame import frame, groups, measures
 from tc.report.page import Report, page
 from tc.report.recorded import Recorded, read_recorded
 from tc.report.runs import Damaged, Found, find_runs
-from tc.report.status import State, Sweep, read_sweep, sweep_paths
+from tc.report.status import State, Sweep, read_sweep
 from tc.report.tables import SeedTable, latex, markdown, number, seed_table, to_csv
 
 FORMATS = ("html", "md", "latex", "csv", "png", "svg")
@@ -87,7 +87,7 @@ def make(
     wanted = _formats(formats)
     if output.exists() and not output.is_dir():
         raise TCError(f"--output {output} is a file; give a folder.")
-    found = find_runs(paths, sweep_paths)
+    found = find_runs(paths)
     damaged = list(found.damaged)
     sweeps = _read_sweeps(found, damaged)
     recorded = _read_recorded(found, damaged)

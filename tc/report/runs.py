@@ -19,7 +19,7 @@ from typing import Any
 from tc.artifacts import MANIFEST, read_json
 from tc.errors import TCError
 from tc.evaluate import Results, read_results
-from tc.report.status import FAILED, SWEEP, Status, status_of
+from tc.report.status import FAILED, SWEEP, Status, status_of, sweep_paths
 
 SCIENCE, METRICS, RESULTS = "science.json", "metrics.json", "results.csv"
 RECORDED = ("result.json", "curves.json")
@@ -299,12 +299,11 @@ def is_run(path: Path) -> bool:
     return (path / SCIENCE).is_file()
 
 
-def find_runs(paths: Iterable[Path], sweep_runs: Callable[[Path], list[Path]]) -> Found:
+def find_runs(paths: Iterable[Path]) -> Found:
     """Reads all runs at some paths.
 
     Args:
         paths: run folders, folders of sweeps, or folders that hold such.
-        sweep_runs: gives the run folders of a sweep's folder.
 
     Raises:
         TCError: naming every path that is not there.
@@ -318,7 +317,7 @@ def find_runs(paths: Iterable[Path], sweep_runs: Callable[[Path], list[Path]]) -
         for folder in _walk(path, DEPTH):
             if (folder / SWEEP).is_file():
                 found.sweeps.append(folder)
-                for run in sweep_runs(folder):
+                for run in sweep_paths(folder):
                     folders.setdefault(run.resolve(), run)
             if is_run(folder) or (folder / FAILED).is_file():
                 folders.setdefault(folder.resolve(), folder)

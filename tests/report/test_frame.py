@@ -169,7 +169,7 @@ def test_values_of_a_wrong_kind_are_left_out_not_fatal(two_inits: Path) -> None:
 
 
 def test_paths_that_are_not_there(tmp_path: Path) -> None:
-    with pytest.raises(TCError, match="here, .*there are no folders"):
+    with pytest.raises(TCError, match=r"here, .*there are no folders"):
         find_runs([tmp_path / "here", tmp_path / "there"])
 
 

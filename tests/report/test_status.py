@@ -15,7 +15,7 @@ from tc.errors import TCError
 from tc.report.runs import read_run
 from tc.report.status import IDLE_S, State, read_sweep
 
-LATER = time.time() + 2 * IDLE_S
+LATER = time.time() + 3 * 3600
 FAILURE = {"stage": "align", "kind": "TCError", "message": "no space left", "time": "now"}
 
 
@@ -42,12 +42,13 @@ def test_each_state_and_why(sweep: Path) -> None:
     assert found.jobs[1].status.why == "no space left"
     assert found.jobs[1].status.stage == "align"
     assert found.jobs[2].status.stage == "align"
-    assert "wrote nothing for 20 min" in found.jobs[2].status.why
+    assert "wrote nothing for" in found.jobs[2].status.why
 
 
 def test_recent_activity_is_running_and_silence_is_not(sweep: Path) -> None:
-    assert read_sweep(sweep / "sweep").jobs[2].status.state is State.running
-    assert read_sweep(sweep / "sweep", LATER).jobs[2].status.state is State.stopped
+    now = time.time()
+    assert read_sweep(sweep / "sweep", now + IDLE_S / 2).jobs[2].status.state is State.running
+    assert read_sweep(sweep / "sweep", now + 2 * IDLE_S).jobs[2].status.state is State.stopped
 
 
 @pytest.mark.skipif(not Path("/proc/locks").is_file(), reason="needs Linux")

@@ -20,6 +20,8 @@ pytestmark = [
     pytest.mark.browser,
     pytest.mark.skipif(CHROMIUM is None, reason="needs a Chromium"),
 ]
+WIDE = "'<pre style=width:900px>wide</pre>'"
+IMAGE = "'<img src=x onerror=document.title=1>'"
 HOSTILE = "</script><script>document.title='gone'</script><img src=x onerror=document.title='gone'>"
 
 
@@ -117,9 +119,7 @@ def test_hostile_names_do_not_run(browser: Any, some: Path) -> None:
     assert opened.page.locator("img").count() == 0
     assert HOSTILE in opened.page.locator("#runs").inner_text()
     # The control: a handler that did come in would be stopped by the policy.
-    opened.page.evaluate(
-        "document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=\"document.title=1\">')"
-    )
+    opened.page.evaluate(f"document.body.insertAdjacentHTML('beforeend', {IMAGE})")
     opened.page.wait_for_timeout(100)
     assert opened.page.title() != "1"
 
@@ -132,14 +132,14 @@ def test_a_heading_sorts_by_value(browser: Any, some: Path) -> None:
     number = names.index("student") + 1
     heading(page, "summary", "student").click()
     up = column(page, "summary", number)
-    # As text 109.5 and 209.5 would come before 9.5.
-    assert [cell.split(" ")[0] for cell in up] == ["9.5", "109.5", "209.5", ""]
+    # As text 109.50 and 209.50 would come before 9.50.
+    assert [cell.split(" ")[0] for cell in up] == ["9.50", "109.50", "209.50", ""]
     head = page.locator("#summary th", has_text=re.compile("^student$"))
     assert head.get_attribute("aria-sort") == "ascending"
     heading(page, "summary", "student").press("Enter")
     down = column(page, "summary", number)
     # What has no value stays last.
-    assert [cell.split(" ")[0] for cell in down] == ["209.5", "109.5", "9.5", ""]
+    assert [cell.split(" ")[0] for cell in down] == ["209.50", "109.50", "9.50", ""]
     assert head.get_attribute("aria-sort") == "descending"
 
 
@@ -181,8 +181,10 @@ def test_heat_maps_by_quantity_and_run(browser: Any, some: Path) -> None:
     page = open_page(browser, some).page
     cells = page.locator("#layers svg rect")
     assert cells.count() == 7 * 4
-    page.get_by_label("Quantity").select_option(label="Half-life")
-    page.get_by_label("Rows").select_option(label="full-1, from its beginning to its end")
+    page.get_by_label("Quantity", exact=True).select_option(label="Half-life")
+    page.get_by_label("Rows", exact=True).select_option(
+        label="full-1, from its beginning to its end"
+    )
     assert cells.count() == (2 + 6) * 4
     cells.nth(1).hover()
     tip = page.locator("#tip").inner_text()
@@ -221,9 +223,7 @@ def test_a_phone_needs_no_sideways_scroll(
     opened.page.screenshot(path=picture)
     assert picture.stat().st_size > 5_000
     # The control: something wider than the screen is seen.
-    opened.page.evaluate(
-        "document.body.append(Object.assign(document.createElement('p'), {style: 'width:900px'}))"
-    )
+    opened.page.evaluate(f"document.body.insertAdjacentHTML('beforeend', {WIDE})")
     assert opened.page.evaluate(width) > 375
 
 

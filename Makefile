@@ -27,10 +27,10 @@ HAVE_TEST := $(VENV)/.have-test
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help env test-env run test test-gpu check format lock clean python torch-note
+.PHONY: help env test-env run test test-gpu test-browser report-demo check format lock clean python torch-note
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo "  Variables: PYTHON=$(PYTHON)  TORCH=$(TORCH)  TORCH_INDEX=$(TORCH_INDEX)  ARGS=$(ARGS)"
 
@@ -49,6 +49,14 @@ test: test-env ## run the tests: make test ARGS="-k name"
 test-gpu: test-env ## run the tests that need a GPU, then time FLA's kernels there
 	$(BIN)/python -m pytest -m gpu $(ARGS)
 	$(BIN)/python experiments/speed/fla_gpu.py
+
+# Needs a Chromium: on Debian, apt-get install chromium.
+test-browser: test-env ## run the tests that look at the report in a headless Chromium
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m browser $(ARGS)
+
+report-demo: env ## make a report of the committed results: out/report-demo/report.html
+	$(BIN)/python -m tc.report experiments --output out/report-demo --title "Committed results" \
+	  --format html,md,latex,csv,png,svg
 
 # All of them run, so that one look shows every finding.
 check: test-env ## lint, formatting, types and the one-way rule of imports

@@ -95,6 +95,7 @@ from tc.recovery import (
     read_weights,
     run_stage,
     student_of,
+    watching,
 )
 from tc.report import (
     SELECTION_COLUMNS,
@@ -577,8 +578,8 @@ class Pipeline:
             parts = self.parts(layer)
             statistics = self.calibration.statistics(layer)
             info = initialise(mixer, attention, statistics, parts, self.config.init)
-            error = relative_error(mixer, attention, parts["selection"])
-            return mixer, {**info, "error": error}
+            error, health = _looked_at(layer, mixer, attention, parts["selection"])
+            return mixer, {**info, "error": error, "health": health}
 
         self._layers("initialise", self._init_made_by, make)
 
@@ -596,15 +597,11 @@ class Pipeline:
 
         def make(layer: int) -> tuple[GatedDeltaNet, dict[str, Any]]:
             mixer = self.mixer("initialise", layer)
-            result = align_layer(
-                mixer,
-                self.attention(layer),
-                self.parts(layer),
-                self.config.align,
-                self.config.seed,
-            )
+            attention, parts = self.attention(layer), self.parts(layer)
+            result = align_layer(mixer, attention, parts, self.config.align, self.config.seed)
             log.info("layer %d: error %.4f -> %.4f", layer, result.before, result.after)
-            return mixer, {**asdict(result), "error": result.after}
+            _, health = _looked_at(layer, mixer, attention, parts["selection"])
+            return mixer, {**asdict(result), "error": result.after, "health": health}
 
         self._layers("align", self._align_made_by, make)
 
@@ -1225,6 +1222,15 @@ def _measured(manifest: Manifest) -> Iterator[None]:
     with Meter() as meter:
         yield
     manifest.info.update(meter.facts())
+
+
+def _looked_at(
+    layer: int, mixer: GatedDeltaNet, attention: Attention, batch: LayerBatch
+) -> tuple[float, dict[str, float]]:
+    """A mixer's relative error, and the health of its recurrence in the last pass of that."""
+    with watching({layer: mixer}) as health:
+        error = relative_error(mixer, attention, batch)
+    return error, health[layer]
 
 
 def _digest(tensors: dict[str, torch.Tensor]) -> str:

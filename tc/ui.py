@@ -84,6 +84,11 @@ def say(text: str) -> None:
     console.print(text, soft_wrap=True)
 
 
+def plain(text: str) -> None:
+    """Prints a text as it is: what stands in brackets is no markup."""
+    console.print(text, soft_wrap=True, markup=False, emoji=False)
+
+
 def table(title: str, columns: list[str], rows: list[list[Any]]) -> None:
     """Prints a table; every column but the first is aligned to the right."""
     grid = Table(title=title, title_justify="left", title_style="bold")

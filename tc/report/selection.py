@@ -10,8 +10,9 @@ from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tc.artifacts import replacing, write_text
+from tc.artifacts import write_text
 from tc.config import PolicyKind
+from tc.report.drawing import drawing
 from tc.select import Round
 
 if TYPE_CHECKING:
@@ -85,26 +86,18 @@ def _table(kind: PolicyKind, rounds: Sequence[Round], kept: Sequence[int]) -> st
 
 
 def _draw(path: Path, kind: PolicyKind, rounds: Sequence[Round], kept: Sequence[int]) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
     if kind is PolicyKind.greedy:
-        figure, (above, below) = plt.subplots(2, 1, figsize=(7, 7), layout="constrained")
-        _draw_path(above, rounds)
-        _draw_rounds(below, rounds)
-    else:
-        figure, axes = plt.subplots(figsize=(7, 3.5), layout="constrained")
+        with drawing([path], (7, 7), 2) as (above, below):
+            _draw_path(above, rounds)
+            _draw_rounds(below, rounds)
+        return
+    with drawing([path], (7, 3.5)) as (axes,):
         scores = rounds[0].scores
         colors = ["C1" if i in kept else "C0" for i in scores]
         axes.bar(list(scores), list(scores.values()), color=colors)
         axes.set_xlabel("layer (orange: keeps attention)")
         axes.set_ylabel("score, nats a token")
         axes.set_title(WHAT[kind], fontsize="medium")
-    with replacing(path) as fresh:
-        figure.savefig(fresh, format="png", dpi=120)
-    plt.close(figure)
 
 
 def _draw_path(axes: Axes, rounds: Sequence[Round]) -> None:

@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
-from transformers.initialization import no_init_weights
+from transformers.initialization import copy_, no_init_weights, ones_
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from tc.student.mixer import GatedDeltaNet, MixerForm
+from tc.student.mixer import GatedDeltaNet, HeadNorm, MixerForm
 from tc.teacher.convertible import SUPPORTED
 
 PREFIX = "gdn_hybrid_"
@@ -42,6 +42,33 @@ class HybridMixin:
         form = MixerForm(**config.gdn["form"])
         for i in config.gdn["layers"]:
             self.model.layers[i].self_attn = make_mixer(config, i, form)
+
+    @torch.no_grad()
+    def initialize_weights(self) -> None:
+        """What `transformers` calls for weights that no file had; what was loaded stays.
+
+        It knows no mixers, and would leave these with whatever the memory held. Its functions that
+        fill a tensor pass over what was loaded, so ours must be those.
+        """
+        super().initialize_weights()  # type: ignore[misc]
+        for module in self.modules():  # type: ignore[attr-defined]
+            if isinstance(module, HeadNorm):
+                ones_(module.weight)
+            elif isinstance(module, GatedDeltaNet):
+                for parameter, value in module.fresh_dynamics():
+                    copy_(parameter, value)
+
+    def init_continuous_batching(self, *args: object, **kwargs: object) -> Any:
+        """Refuses what `generate_batch` and `cache_implementation="paged"` begin with.
+
+        Raises:
+            ValueError: always. A paged cache has keys and values in blocks and no place for a
+                state, and it would fail in a thread of its own.
+        """
+        raise ValueError(
+            "continuous batching (generate_batch, cache_implementation='paged') has no place for "
+            "the recurrent state of a Gated DeltaNet layer: take generate() on a padded batch"
+        )
 
     @property
     def mixers(self) -> dict[int, GatedDeltaNet]:
@@ -105,6 +132,8 @@ def build_student(
     missing = student.load_state_dict(kept, strict=False, assign=True).missing_keys
     assert all(key.startswith(converted) for key in missing), missing
     student.tie_weights()
+    for parameter in student.parameters():  # else `init_weights` would draw all of them anew
+        parameter._is_hf_initialized = True
     if teacher.can_generate():
         student.generation_config = teacher.generation_config
     return student.eval().requires_grad_(False)

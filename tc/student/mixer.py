@@ -110,11 +110,20 @@ class GatedDeltaNet(nn.Module):
 
     @torch.no_grad()
     def reset_dynamics(self) -> None:
-        """Draws A_log and dt_bias as FLA does: A from (0, 16), dt log-uniform from 0.001 to 0.1."""
-        self.A_log.uniform_(0, 16).log_()
+        """Draws A_log and dt_bias anew."""
+        for parameter, value in self.fresh_dynamics():
+            parameter.copy_(value)
+
+    @torch.no_grad()
+    def fresh_dynamics(self) -> tuple[tuple[nn.Parameter, torch.Tensor], ...]:
+        """Values for A_log and dt_bias as FLA draws them, each with its parameter.
+
+        A is from (0, 16), dt log-uniform from 0.001 to 0.1.
+        """
+        A_log = torch.empty_like(self.A_log).uniform_(0, 16).log_()
         low, high = math.log(0.001), math.log(0.1)
         dt = torch.empty_like(self.dt_bias).uniform_(low, high).exp_().clamp_(min=1e-4)
-        self.dt_bias.copy_(inverse_softplus(dt))
+        return (self.A_log, A_log), (self.dt_bias, inverse_softplus(dt))
 
     def forward(
         self,

@@ -6,7 +6,10 @@ import pytest
 import torch
 from op_cases import rel_rms
 from student_helpers import ARCHITECTURES, PAD, WHICH, logits, padded, student, tokens
-from transformers import DynamicCache, PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel, cache_utils
+from transformers.cache_utils import CacheLayerMixin, QuantizedLayer
+
+from tc.student.cache import RecurrentLayer
 
 each = pytest.mark.parametrize("architecture", ARCHITECTURES)
 which_layers = pytest.mark.parametrize("which", WHICH)
@@ -56,6 +59,32 @@ def test_left_padded_rows_generate_as_rows_alone(architecture: str, which: str) 
     alone = torch.cat([generated(model, row) for row in rows])
     assert torch.equal(together, alone)
     assert torch.equal(generated(model, ids, attention_mask=mask, use_cache=False), alone)
+    one = generated(model, ids[1:2], attention_mask=mask[1:2])  # a mask at batch 1 is read too
+    assert torch.equal(one, alone[1:2])
+    # A control: pads that are read as text.
+    assert not torch.equal(generated(model, ids, attention_mask=torch.ones_like(mask)), alone)
+
+
+@which_layers
+def test_rows_that_end_at_different_times(which: str) -> None:
+    """Rows that are done are fed pads until the last one is; none may reach another row."""
+    model, rows = student("qwen3", which), tokens(40, 9, 23)
+    longest = {"max_new_tokens": 12, "min_new_tokens": 0, "pad_token_id": PAD}
+    free = {"eos_token_id": None, **longest}
+    alone = [generated(model, row, **free)[0].tolist() for row in rows]
+    # What ends the first row at once, the second one later and the third last or not at all.
+    ends = {row[place] for row, place in zip(alone, (1, 5, 9), strict=True)}
+    ids, mask = padded(rows, "left")
+    together = generated(model, ids, **{**longest, "eos_token_id": sorted(ends)}, attention_mask=mask)
+    lengths = []
+    for row, seen in zip(alone, together.tolist(), strict=True):
+        end = next((i + 1 for i, token in enumerate(row) if token in ends), len(row))
+        assert seen[:end] == row[:end]
+        assert set(seen[end:]) <= {PAD}
+        lengths.append(end)
+    assert len(set(lengths)) > 1  # else none ended before another
+    wrong = together.roll(1, 0).tolist()  # a control: the answers of other rows
+    assert any(seen[:end] != row[:end] for seen, row, end in zip(wrong, alone, lengths, strict=True))
 
 
 @which_layers
@@ -82,20 +111,125 @@ def test_samples_of_one_prompt(which: str) -> None:
 
 @which_layers
 @pytest.mark.parametrize(
-    "options", [{"cache_implementation": "static"}, {"prefill_chunk_size": 16}]
+    "options",
+    [
+        {"cache_implementation": "dynamic"},
+        {"cache_implementation": "static"},
+        {"cache_implementation": "offloaded"},
+        {"cache_implementation": "offloaded_static"},
+        {"cache_implementation": "quantized"},
+        {"prefill_chunk_size": 16},
+    ],
+    ids=lambda options: "-".join(map(str, options.values())),
 )
-def test_other_ways_to_cache(options: dict, which: str) -> None:
-    """A cache of fixed length, and a prompt that is read in pieces."""
-    model = student("qwen3", which)
+def test_other_ways_to_cache(options: dict, which: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache of fixed length, in main memory, in few bits; and a prompt that is read in pieces."""
+    kind = options.get("cache_implementation", "")
+    model, touched = student("qwen3", which), []
+    if kind.startswith("offloaded"):
+        touched = _without_a_gpu(monkeypatch)
+    elif kind == "quantized":
+        touched = _without_quanto(monkeypatch)
     for ids in tokens(3, 70):
+        assert torch.equal(generated(model, ids, **options), by_hand(model, ids))
+    if kind.startswith(("offloaded", "quantized")):  # else something other was tested
+        assert bool(touched) == (which != "all")
+    # A control: without its state the answer is another one.
+    monkeypatch.setattr(RecurrentLayer, "state", property(lambda self: None))
+    assert not torch.equal(generated(model, ids, **options), by_hand(model, ids))
+
+
+def _without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Lets caches move to main memory where they are already; what they moved is told."""
+
+    class Stream:
+        def __enter__(self) -> Stream:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def wait_stream(self, _: object) -> None:
+            pass
+
+    moved: list[str] = []
+    monkeypatch.setattr(torch, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "default_stream", lambda _: Stream())
+    offload = CacheLayerMixin.offload
+    monkeypatch.setattr(
+        CacheLayerMixin, "offload", lambda self: (moved.append("offload"), offload(self))[1]
+    )
+    return moved
+
+
+def _without_quanto(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The layers of a quantized cache with a quantizer that keeps every bit."""
+    used: list[str] = []
+
+    class Exact(QuantizedLayer):
+        def _quantize(self, tensor: torch.Tensor, axis: int) -> torch.Tensor:
+            used.append("quantize")
+            return tensor
+
+        def _dequantize(self, tensor: torch.Tensor) -> torch.Tensor:
+            return tensor
+
+    monkeypatch.setattr(cache_utils, "QuantoQuantizedLayer", Exact)
+    return used
+
+
+@which_layers
+@pytest.mark.parametrize("way", ["lookup", "assistant", "early_exit"])
+def test_assisted_generation_is_refused(way: str, which: str) -> None:
+    """It takes tokens back, which a recurrent state cannot: an error, not a wrong answer."""
+    options = {
+        "lookup": {"prompt_lookup_num_tokens": 2},
+        "assistant": {"assistant_model": student("qwen3", "none")},
+        "early_exit": {"assistant_early_exit": 1},
+    }[way]
+    with pytest.raises(ValueError, match="cache that can be cropped"):
+        generated(student("qwen3", which), tokens(70)[0], **options)
+    model = student("qwen3", "none")  # a control: with keys and values alone it works
+    ids = tokens(70)[0]
+    if way != "early_exit":
         assert torch.equal(generated(model, ids, **options), by_hand(model, ids))
 
 
 @which_layers
-def test_assisted_generation_is_refused(which: str) -> None:
-    """It takes tokens back, which a recurrent state cannot: an error, not a wrong answer."""
+def test_a_student_may_be_the_assistant_of_nobody(which: str) -> None:
+    """As the drafting model it must take tokens back as well."""
     with pytest.raises(ValueError, match="cache that can be cropped"):
-        generated(student("qwen3", which), tokens(70)[0], prompt_lookup_num_tokens=2)
+        generated(
+            student("qwen3", "none"), tokens(20)[0], assistant_model=student("qwen3", which)
+        )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"penalty_alpha": 0.6, "top_k": 4},
+        {"dola_layers": "low"},
+        {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 1.0},
+        {"num_beams": 2, "force_words_ids": [[5]]},
+    ],
+    ids=["contrastive", "dola", "group_beams", "constrained"],
+)
+def test_what_transformers_moved_to_the_hub_is_refused_without_trust(options: dict) -> None:
+    """Code from the hub runs only where it is asked for by name."""
+    with pytest.raises(ValueError, match="requires `trust_remote_code=True`"):
+        generated(student("qwen3", "odd"), tokens(20)[0], **options)
+
+
+@which_layers
+def test_continuous_batching_is_refused(which: str) -> None:
+    """Blocks of keys and values have no place for a state; every way in says so at once."""
+    model, ids = student("qwen3", which), tokens(20)[0]
+    with pytest.raises(ValueError, match="continuous batching .* take generate"):
+        model.generate_batch([ids[0].tolist()])
+    with pytest.raises(ValueError, match="continuous batching"):
+        generated(model, ids, cache_implementation="paged")
+    with pytest.raises(ValueError, match="continuous batching"):
+        model.init_continuous_batching()
 
 
 @each

@@ -75,7 +75,9 @@ def test_rows_that_end_at_different_times(which: str) -> None:
     # What ends the first row at once, the second one later and the third last or not at all.
     ends = {row[place] for row, place in zip(alone, (1, 5, 9), strict=True)}
     ids, mask = padded(rows, "left")
-    together = generated(model, ids, **{**longest, "eos_token_id": sorted(ends)}, attention_mask=mask)
+    together = generated(
+        model, ids, **{**longest, "eos_token_id": sorted(ends)}, attention_mask=mask
+    )
     lengths = []
     for row, seen in zip(alone, together.tolist(), strict=True):
         end = next((i + 1 for i, token in enumerate(row) if token in ends), len(row))
@@ -84,7 +86,9 @@ def test_rows_that_end_at_different_times(which: str) -> None:
         lengths.append(end)
     assert len(set(lengths)) > 1  # else none ended before another
     wrong = together.roll(1, 0).tolist()  # a control: the answers of other rows
-    assert any(seen[:end] != row[:end] for seen, row, end in zip(wrong, alone, lengths, strict=True))
+    assert any(
+        seen[:end] != row[:end] for seen, row, end in zip(wrong, alone, lengths, strict=True)
+    )
 
 
 @which_layers
@@ -199,9 +203,7 @@ def test_assisted_generation_is_refused(way: str, which: str) -> None:
 def test_a_student_may_be_the_assistant_of_nobody(which: str) -> None:
     """As the drafting model it must take tokens back as well."""
     with pytest.raises(ValueError, match="cache that can be cropped"):
-        generated(
-            student("qwen3", "none"), tokens(20)[0], assistant_model=student("qwen3", which)
-        )
+        generated(student("qwen3", "none"), tokens(20)[0], assistant_model=student("qwen3", which))
 
 
 @pytest.mark.parametrize(
@@ -224,7 +226,7 @@ def test_what_transformers_moved_to_the_hub_is_refused_without_trust(options: di
 def test_continuous_batching_is_refused(which: str) -> None:
     """Blocks of keys and values have no place for a state; every way in says so at once."""
     model, ids = student("qwen3", which), tokens(20)[0]
-    with pytest.raises(ValueError, match="continuous batching .* take generate"):
+    with pytest.raises(ValueError, match=r"continuous batching .* take generate"):
         model.generate_batch([ids[0].tolist()])
     with pytest.raises(ValueError, match="continuous batching"):
         generated(model, ids, cache_implementation="paged")

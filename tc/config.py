@@ -385,8 +385,9 @@ class AlignConfig:
         steps: optimizer steps a layer.
         batch_sequences: calibration sequences a step.
         optimizer: AdamW, or Muon for q, k, v, o and g.
-        lr_projections: learning rate of q, k, v, o; of g_proj too where Muon trains it.
-        lr_dynamics: learning rate of A_log, dt_bias, a_proj, b_proj, g_proj and norms.
+        lr_projections: learning rate of q, k, v, o, with AdamW their biases too; of the matrices
+            of q, k, v, o and g with Muon.
+        lr_dynamics: learning rate of A_log, dt_bias, a_proj, b_proj, norms and all else.
         weight_decay: on matrices only; never on A_log, dt_bias, norms and biases.
         schedule: constant, or cosine to zero.
         warmup_steps: steps of linear warm-up.

@@ -177,6 +177,9 @@ def run(cfg: DictConfig, overrides: Sequence[str] = ()) -> float | None:
     handler = folder.log_to_file()
     try:
         return Pipeline(config, folder, science(cfg), rank).run()
+    except KeyboardInterrupt as stop:
+        log.info("%s", stop)
+        raise
     finally:
         logging.getLogger("tc").removeHandler(handler)
         handler.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,17 @@ import tc.recovery.run as stage_run
 from tc.config import OptimizerKind, Precision
 from tc.errors import TCError
 from tc.recovery import Stopped, Watch
-from tc.recovery.run import STOPPING, milestones
+from tc.recovery.run import milestones
+from tc.signals import STOPPING
+
+
+@pytest.fixture(autouse=True)
+def _heard() -> Iterator[None]:
+    """Whoever started the tests in the background of a shell had them ignore some signals."""
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in STOPPING}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def curve(task: Task) -> list[dict[str, float]]:

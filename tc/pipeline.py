@@ -180,6 +180,8 @@ def run(cfg: DictConfig, overrides: Sequence[str] = ()) -> float | None:
     try:
         return Pipeline(config, folder, science(cfg), rank).run()
     except (Exception, KeyboardInterrupt) as error:
+        if isinstance(error, KeyboardInterrupt):
+            log.info("%s", error)
         write_failure(folder.path, describe(error, folder.stage))
         raise
     finally:

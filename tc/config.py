@@ -741,6 +741,7 @@ def register() -> None:
     for group, node in GROUPS.items():
         store.store(group=group, name="schema", node=node)
     OmegaConf.register_new_resolver("tc.run_name", _run_name, replace=True)
+    OmegaConf.register_new_resolver("tc.sweep_name", _sweep_name, replace=True)
 
 
 def typed(cfg: DictConfig) -> Config:
@@ -815,3 +816,8 @@ def _run_name(*, _root_: DictConfig) -> str:
         folder = Path(_root_.student.path)
         names = ["evaluate", folder.parent.name, folder.name]
     return "-".join([*filter(None, names), fingerprint(_root_)])
+
+
+def _sweep_name(words: Sequence[str]) -> str:
+    """The name of a sweep's folder: the same for the same sweep, however it is launched."""
+    return hashlib.sha256("\n".join(sorted(words)).encode()).hexdigest()[:8]

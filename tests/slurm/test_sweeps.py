@@ -76,7 +76,7 @@ def metrics(run: Path) -> dict:
 
 
 def test_a_grid_of_four_jobs_makes_its_statistics_once(tmp_path: Path) -> None:
-    grid = ["init=closed_form,full", "policy=every2,all"]
+    grid = ["init=phase1,closed_form", "init.half_life_scale=0.25,0.5"]
     process = sweep(tmp_path, "-m", *SLURM, *SHORT, "recovery=none", *grid)
     until(lambda: list(tmp_path.glob(RECORD)), process)
     jobs = record(tmp_path)["jobs"]

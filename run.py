@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from dataclasses import fields, is_dataclass
 
@@ -20,6 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from tc.config import register
 from tc.errors import TCError
+from tc.signals import STATUS, Interrupted, interrupt_once, listen
 
 register()
 
@@ -34,6 +34,7 @@ def main(cfg: DictConfig) -> float | None:
     except TCError as error:
         # Here and not below, so that each failed job of a sweep says why.
         print(f"\nerror: {error}\n", file=sys.stderr)
+        error.told = True
         raise
 
 
@@ -52,7 +53,7 @@ def reasons(error: BaseException) -> list[str]:
 
 def run_main() -> int:
     """Runs `main`; tracebacks of what the user can mend are shown under HYDRA_FULL_ERROR=1 only."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # stop as Ctrl-C does, and tidy up
+    listen(interrupt_once)
     wants_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
     os.environ["HYDRA_FULL_ERROR"] = "1"  # else Hydra prints and exits before we see the error
     try:
@@ -60,12 +61,15 @@ def run_main() -> int:
     except (TCError, HydraException, OmegaConfBaseException) as error:
         if wants_traceback:
             raise
+        if isinstance(error, TCError) and not error.told:
+            print(f"\nerror: {error}", file=sys.stderr)
         if not isinstance(error, TCError):
             print("\n".join(["error: " + str(error), *reasons(error)]), file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        print("\nstopped; the same command continues where it was", file=sys.stderr)
-        return 130
+    except KeyboardInterrupt as stop:
+        told = stop if isinstance(stop, Interrupted) else Interrupted(0)
+        print(f"\n{told}", file=sys.stderr)
+        return STATUS
     return 0
 
 

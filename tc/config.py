@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -742,6 +743,7 @@ def register() -> None:
     for group, node in GROUPS.items():
         store.store(group=group, name="schema", node=node)
     OmegaConf.register_new_resolver("tc.run_name", _run_name, replace=True)
+    OmegaConf.register_new_resolver("tc.sweep_name", _sweep_name, replace=True)
 
 
 def typed(cfg: DictConfig) -> Config:
@@ -816,3 +818,8 @@ def _run_name(*, _root_: DictConfig) -> str:
         folder = Path(_root_.student.path)
         names = ["evaluate", folder.parent.name, folder.name]
     return "-".join([*filter(None, names), fingerprint(_root_)])
+
+
+def _sweep_name(words: Sequence[str]) -> str:
+    """The name of a sweep's folder: the same for the same sweep, however it is launched."""
+    return hashlib.sha256("\n".join(sorted(words)).encode()).hexdigest()[:8]

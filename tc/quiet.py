@@ -1,4 +1,4 @@
-"""Lightning without its greetings."""
+"""Lightning without its greetings, and without a hand in signals."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
+
+import lightning as L
 
 
 @contextmanager
@@ -24,3 +27,25 @@ def quiet_lightning() -> Iterator[None]:
         finally:
             for logger, level in zip(loggers, levels, strict=True):
                 logger.setLevel(level)
+
+
+def fit(trainer: L.Trainer, *what: Any) -> None:
+    """Trains; signals stay with whoever listens to them.
+
+    Lightning's own handlers would take their place, end other processes at once, and requeue a
+    Slurm job that this package saves by itself; and it makes an exit of what stops it.
+
+    Args:
+        trainer: fresh.
+        what: the module, and its data where it has none of its own.
+
+    Raises:
+        KeyboardInterrupt: as it was raised by a signal's handler.
+    """
+    trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
+    try:
+        trainer.fit(*what)
+    except SystemExit as error:
+        if isinstance(error.__context__, KeyboardInterrupt):
+            raise error.__context__ from None
+        raise

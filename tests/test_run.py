@@ -59,6 +59,11 @@ def test_a_sweep_goes_on_after_a_failed_job_and_says_so(tmp_path: Path) -> None:
     assert "eval.tokens=0: at least 1 is allowed" in done.stderr
     assert "Traceback" not in done.stderr
     assert len(list(tmp_path.glob("out/*/metrics.json"))) == 1
+    summary = done.stderr[done.stderr.index("1 of 2 jobs failed.") :]
+    assert "eval.tokens=0: at least 1 is allowed" in summary
+    assert "hydra.launcher.only=[0]" in summary
+    assert len(list(tmp_path.glob("out/*/failed.json"))) == 1
+    assert len(list(tmp_path.glob("out/multirun/*/sweep.json"))) == 1
 
 
 def test_a_full_disk_loses_nothing_and_the_run_continues(tmp_path: Path) -> None:
@@ -81,11 +86,19 @@ def test_a_full_disk_loses_nothing_and_the_run_continues(tmp_path: Path) -> None
     assert "found, not redone" in done.stdout
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("number", "option", "begun"),
+    [
+        (signal.SIGUSR1, "data.calibration_tokens=50000", "cache/calibrations/.*"),
+        (signal.SIGINT, "align.steps=100000", "run/align/.layer_001.*"),
+        (signal.SIGTERM, "align.steps=100000", "run/align/.layer_001.*"),
+        (signal.SIGUSR2, "eval.tokens=2000000", "cache/evaluations/.*"),
+    ],
+)
 def test_a_signal_stops_with_a_status_and_leaves_nothing_half_written(
-    number: signal.Signals, tmp_path: Path
+    number: signal.Signals, option: str, begun: str, tmp_path: Path
 ) -> None:
-    options = ["align.steps=100000", "run_dir=run", "experiment=smoke"]
+    options = [option, "run_dir=run", "experiment=smoke"]
     command = [sys.executable, str(ROOT / "run.py"), *options, f"paths.cache_dir={tmp_path}/cache"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
@@ -97,12 +110,14 @@ def test_a_signal_stops_with_a_status_and_leaves_nothing_half_written(
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     deadline = time.monotonic() + 60
-    while not list(tmp_path.glob("run/align/.layer_001.*")) and time.monotonic() < deadline:
+    while not list(tmp_path.glob(begun)) and time.monotonic() < deadline:
         time.sleep(0.05)
-    time.sleep(1.0)  # into the first steps
+    time.sleep(0.2)  # into the first steps
     process.send_signal(number)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert b"the same command continues" in said
-    assert not list(tmp_path.glob("run/align/.*"))
-    assert (tmp_path / "run" / "init" / "layer_001" / "mixer.safetensors").is_file()
+    assert f"stopped by {number.name}; the same command continues" in said.decode()
+    assert b"Traceback" not in said
+    assert f"stopped by {number.name}" in (tmp_path / "run" / "run.log").read_text()
+    assert not list(tmp_path.rglob(".*"))
+    assert (tmp_path / "run" / "data" / "tokens.safetensors").is_file()

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import lightning as L
 import torch
+from lightning.pytorch.plugins.environments import LightningEnvironment
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from transformers import PreTrainedModel
@@ -15,7 +16,7 @@ from transformers import PreTrainedModel
 from tc.align.module import Alignment, BestState, BlockAlignment, LayerAlignment
 from tc.config import AlignConfig
 from tc.init.layer import LARGEST_SEED
-from tc.quiet import quiet_lightning
+from tc.quiet import fit, quiet_lightning
 from tc.stats import LayerBatch
 from tc.student.mixer import GatedDeltaNet
 from tc.teacher.attention import Attention
@@ -119,11 +120,7 @@ def _fit(module: Alignment, data: TensorDataset, cfg: AlignConfig, seed: int) ->
     module.mixers.requires_grad_(True)
     with quiet_lightning():
         trainer = _trainer(cfg, best, next(module.parameters()).is_cuda)
-        try:
-            trainer.fit(module, _loader(data, cfg, seed))
-        except SystemExit as stop:
-            # Lightning turns both signals into an exit, SIGTERM into one with status 0.
-            raise KeyboardInterrupt from stop
+        fit(trainer, module, _loader(data, cfg, seed))
         module.load_state_dict(best.state)
         module.mixers.requires_grad_(False)
         del trainer, module
@@ -140,6 +137,7 @@ def _trainer(cfg: AlignConfig, best: BestState, on_gpu: bool) -> L.Trainer:
     return L.Trainer(
         accelerator="gpu" if on_gpu else "cpu",
         devices=1,
+        plugins=[LightningEnvironment()],  # as many processes as a Slurm job has are recovery's
         max_steps=cfg.steps,
         max_epochs=-1,
         callbacks=[best],

@@ -6,8 +6,7 @@ import copy
 import math
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -24,7 +23,7 @@ from tc.artifacts import Manifest
 from tc.config import Precision, RecoveryConfig, RecoveryStageConfig, Strategy, TrainerConfig
 from tc.data import Packed, steps_of
 from tc.meter import Meter
-from tc.quiet import quiet_lightning
+from tc.quiet import fit, quiet_lightning
 from tc.recovery.checkpoint import (
     Found,
     agree,
@@ -39,17 +38,15 @@ from tc.recovery.checkpoint import (
 from tc.recovery.health import watching
 from tc.recovery.model import Distillation
 from tc.recovery.module import Recovery
+from tc.signals import Interrupted, interrupt, listening, name_of
 from tc.student.hybrid import build_student
 from tc.student.mixer import GatedDeltaNet
-
-STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
-"""What a scheduler sends before it takes a machine away, and Ctrl-C."""
 
 POINTS = 500
 """So many points of the loss curve are kept at most."""
 
 
-class Stopped(KeyboardInterrupt):
+class Stopped(Interrupted):
     """A signal came; a checkpoint was written, and the same command goes on from there."""
 
 
@@ -182,24 +179,14 @@ def run_stage(
     module = Recovery(both, stage.name, own, cfg, start, (stage.training, stage.seed))
     conductor = Conductor(stage, cfg, found, watch)
     conductor.replay(module)
-    with quiet_lightning(), conductor.listening(), conductor.meter:
+    with quiet_lightning(), listening(conductor.on_signal), conductor.meter:
         fitter = make_trainer(trainer, on_gpu, own, steps_of(own) - start, conductor)
         fit(fitter, module)
     student.requires_grad_(False)
     if conductor.stopped:
         # Lightning's launcher kills the first process once another has ended with a status above 0.
-        raise Stopped if fitter.is_global_zero else SystemExit(0)
+        raise Stopped(conductor.signal) if fitter.is_global_zero else SystemExit(0)
     return conductor.done
-
-
-def fit(trainer: L.Trainer, module: Recovery) -> None:
-    """Trains; what stops it at once is a `KeyboardInterrupt`, which Lightning makes an exit."""
-    try:
-        trainer.fit(module)
-    except SystemExit as error:
-        if isinstance(error.__context__, KeyboardInterrupt):
-            raise error.__context__ from None
-        raise
 
 
 @torch.no_grad()
@@ -231,7 +218,7 @@ def make_trainer(
         Precision.float32: "32-true",
         Precision.bfloat16: "bf16-mixed",
     }
-    trainer = L.Trainer(
+    return L.Trainer(
         accelerator="gpu" if on_gpu else "cpu",
         strategy=strategies[cfg.strategy](),
         devices=cfg.devices,
@@ -249,9 +236,6 @@ def make_trainer(
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    # Lightning's own would take the place of the conductor's, and end other processes at once.
-    trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
-    return trainer
 
 
 def _environment(cfg: TrainerConfig) -> list[Any]:
@@ -271,7 +255,8 @@ class Conductor(L.Callback):
         watch: who is told what.
 
     Attributes:
-        stopped: whether a signal ended the stage early.
+        signal: the number of one that this process got, or 0.
+        stopped: whether a signal ended the stage early, here or in another process.
         done: the manifest of the finished stage.
         history: every point of the curves so far.
     """
@@ -289,7 +274,7 @@ class Conductor(L.Callback):
         self._looks = milestones(self._total, cfg.validations)
         size = own.batch_sequences * own.sequence_length
         self._size, self._interval = size, max(1, cfg.checkpoint_tokens // size)
-        self._signal: int | None = None
+        self.signal = 0
         self._clock = 0.0
 
     def replay(self, module: Recovery) -> None:
@@ -299,20 +284,14 @@ class Conductor(L.Callback):
         for point in self.history:
             self._tell(point)
 
-    @contextmanager
-    def listening(self) -> Iterator[None]:
-        """Keeps signals for the next step's end; a second one stops at once."""
-        before = {number: signal.signal(number, self._on_signal) for number in STOPPING}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    def on_signal(self, number: int, frame: FrameType | None) -> None:
+        """Keeps a signal for the next step's end; a Ctrl-C after that stops at once.
 
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self._signal is not None:
-            signal.default_int_handler(number, frame)
-        self._signal = number
+        Slurm sends a job that it preempts two signals or three: no second one means haste.
+        """
+        if self.signal and number == signal.SIGINT:
+            interrupt(number, frame)
+        self.signal = number
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Takes up the optimizer's state, and measures the start."""
@@ -347,9 +326,9 @@ class Conductor(L.Callback):
             self._validate(module, step)
         if last:
             self._save(trainer, module, step)
-            self.stopped = agree(self._signal is not None)  # the stage is whole, the run is not
-        elif agree(self._signal is not None):
-            self.watch.say(f"signal {self._signal or ''}: saving a checkpoint at step {step}")
+            self.stopped = agree(self.signal > 0)  # the stage is whole, the run is not
+        elif agree(self.signal > 0):
+            self.watch.say(f"{name_of(self.signal)} came: saving a checkpoint at step {step}")
             self._save(trainer, module, step)
             self.stopped = trainer.should_stop = True
         elif step % self._interval == 0:

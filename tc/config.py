@@ -394,6 +394,8 @@ class AlignConfig:
         warmup_steps: steps of linear warm-up.
         gradient_clip: the largest gradient norm, or null.
         check_every: steps between two looks at the held-out loss.
+        tries: how often a layer or block is trained at most: again, from where it started and at a
+            quarter of the learning rates, where no step made it better on selection tokens.
         block_steps: optimizer steps a block, 0 for no blocks: consecutive converted layers learn
             together, on the student's own stream, what the teacher's next layer reads.
         block_layers: the most layers of a block.
@@ -411,6 +413,7 @@ class AlignConfig:
     warmup_steps: int = 0
     gradient_clip: float | None = 1.0
     check_every: int = 12
+    tries: int = 1
     block_steps: int = 0
     block_layers: int = 4
     block_lr_projections: float = 1e-3

@@ -22,7 +22,11 @@ from tc.sweep.command import command_of, last_words, problem_of
 from tc.sweep.local import _share, run_here
 from tc.sweep.record import Sweep, SweepJob, plan
 
-EXPERIMENTS = {"many": "hydra: {launcher: {at_a_time: 7}}", "plain": "seed: 3"}
+EXPERIMENTS = {
+    "many": "hydra: {launcher: {at_a_time: 7}}",
+    "plain": "seed: 3",
+    "cluster": "defaults: [override /hydra/launcher: slurm]\nhydra: {launcher: {partition: big}}",
+}
 
 
 @pytest.fixture
@@ -63,6 +67,8 @@ def test_launcher_fields_of_an_experiment_count_or_are_refused(hydra) -> None:
     _, compose = hydra
     assert compose("experiment=many").hydra.launcher.at_a_time == 7
     assert compose("experiment=plain").hydra.launcher.at_a_time == 1  # the control
+    launcher = compose("experiment=cluster").hydra.launcher
+    assert (launcher._target_.rpartition(".")[2], launcher.partition) == ("SlurmLauncher", "big")
     jobs_of(hydra, ["experiment=many"], ["experiment=many", "seed=1"])
     with pytest.raises(TCError, match=r"experiment=many: sets hydra\.launcher\.at_a_time"):
         jobs_of(hydra, ["experiment=plain"], ["experiment=plain"], ["experiment=many"])

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +17,12 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import tc.pipeline
-from tc.artifacts import hash_file, load_tensors
+from tc.artifacts import Manifest, find, hash_file, load_tensors
 from tc.config import STAGES
 from tc.data import Document, Packed
 from tc.errors import TCError
 from tc.evaluate import Result, read_results
-from tc.pipeline import run
+from tc.pipeline import Pipeline, run
 from tc.teacher import load_teacher
 
 SMOKE = ["experiment=smoke", "trainer=cpu"]
@@ -468,7 +471,7 @@ def test_nan_in_the_teacher_stops_the_run(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(TCError, match=r"not finite|NaN"):
         go(tmp_path / "run")
     assert not (tmp_path / "run" / "init").exists()
-    assert not list((tmp_path / "cache" / "calibrations").iterdir())
+    assert not list((tmp_path / "cache" / "calibrations").glob("[!.]*"))
 
 
 def test_dry_run_loads_and_writes_nothing(
@@ -740,3 +743,27 @@ def test_a_corpus_that_cannot_be_had_stops_the_run_at_its_start(
     with pytest.raises(TCError, match=r"no network\n.*eval.corpus.path="):
         go(tmp_path / "run", "eval=wikitext2")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("place", "times"), [("cache", 1), ("run", 2)])  # the second: the control
+def test_what_runs_share_is_made_by_one_of_them(place: str, times: int, tmp_path: Path) -> None:
+    folder, made, begun = tmp_path / place / "things" / "one", [], threading.Barrier(2)
+
+    def one(number: int) -> bool:
+        pipeline = Pipeline.__new__(Pipeline)
+        pipeline.cache, pipeline._known = tmp_path / "cache", {}
+
+        def make(fresh: Path) -> dict:
+            made.append(number)
+            (fresh / "number").write_text("the same")
+            time.sleep(0.5 + number / 2)
+            return {}
+
+        begun.wait()
+        return pipeline._artifact(folder, Manifest("thing", {"key": 1}), make)[1]
+
+    with ThreadPoolExecutor(2) as pool:
+        reused = list(pool.map(one, range(2)))
+    assert len(made) == times
+    assert sum(reused) == 2 - times
+    assert find(folder, Manifest("thing", {"key": 1})) is not None

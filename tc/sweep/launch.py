@@ -83,7 +83,13 @@ class LocalLaunch(Launch):
     name = "local"
 
     def check(self) -> None:
-        """Refuses a number of jobs that is none."""
+        """Refuses a number of jobs that is none, and what another launcher would know."""
+        foreign = sorted(set(self.options) - {"at_a_time", "only"})
+        if foreign:
+            raise TCError(
+                f"hydra/launcher=local has no {', '.join(foreign)}. An experiment that sets such "
+                "fields also says whose they are: defaults: [override /hydra/launcher: slurm]."
+            )
         at_a_time = self.options["at_a_time"]
         if not isinstance(at_a_time, int) or at_a_time < 1:
             raise TCError(

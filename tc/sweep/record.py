@@ -24,6 +24,9 @@ RECORD = "sweep.json"
 OF_ALL = ("hydra.launcher", "hydra.sweeper", "hydra.sweep")
 """What a sweep has once, however many jobs it has."""
 
+OF_SIGNALS = ("Interrupted", "Stopped", "KeyboardInterrupt")
+"""Kinds of failure that say no more than that something else ended a run."""
+
 
 @dataclass
 class SweepJob:
@@ -145,15 +148,17 @@ class Sweep:
         Args:
             job: which.
             problem: what whoever ran it saw; None where it is done. What the run itself has left
-                word of says more; where it has left none, this is left for a report.
+                word of says more, unless that is of a signal; where it has left none, this is left
+                for a report.
         """
         if problem is None:
             self._failures[job.number] = None
             ui.plain(f"job {job.number} is done: {job.run_dir}")
             return
         failure = read_failure(Path(job.run_dir))
-        if failure is None:
-            failure = {**describe(TCError(problem)), "kind": "job"}
+        if failure is None or failure["kind"] in OF_SIGNALS:
+            stage = failure["stage"] if failure else ""
+            failure = {**describe(TCError(problem), stage), "kind": "job"}
             write_failure(Path(job.run_dir), failure)
         self._failures[job.number] = failure["message"]
         print(f"\njob {job.number} failed: {failure['message']}\n", file=sys.stderr, flush=True)

@@ -158,7 +158,7 @@ class _Waiting:
             for number, handle in list(left.items()):
                 # Looked for after the queue was asked: a job that has ended has left it by then.
                 if handle.paths.result_pickle.exists():
-                    problem = _problem(handle)
+                    problem = self._problem(number, handle)
                 elif self._is_gone(number):
                     problem = self._obituary(number, handle)
                 else:
@@ -189,15 +189,18 @@ class _Waiting:
     def _is_gone(self, number: str) -> bool:
         return number in self._gone and time.monotonic() - self._gone[number] > GONE_S
 
+    def _problem(self, number: str, handle: submitit.Job[int]) -> str | None:
+        """What a job's result says of its end; None where it is done."""
+        outcome, result = pickle_load(handle.paths.result_pickle)
+        if outcome == "error":
+            return str(result).strip().rpartition("\n")[2]
+        if result in task.STOPPED:
+            self._ask()
+            state = self._states.get(number, "gone from the queue")
+            return f"stopped by a signal, and not requeued (Slurm says {state})"
+        return problem_of(result, handle.paths.stderr)
+
     def _obituary(self, number: str, handle: submitit.Job[int]) -> str:
         state = self._states.get(number, "gone from the queue")
         said = last_words(handle.paths.stderr) or last_words(handle.paths.stdout) or "none"
         return f"Slurm's job {number} ended without a result ({state}); its last words: {said}"
-
-
-def _problem(handle: submitit.Job[int]) -> str | None:
-    """What a job's result says of its end; None where it is done."""
-    outcome, result = pickle_load(handle.paths.result_pickle)
-    if outcome == "error":
-        return str(result).strip().rpartition("\n")[2]
-    return problem_of(result, handle.paths.stderr)

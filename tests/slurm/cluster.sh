@@ -38,7 +38,7 @@ ClusterName=tests
 SlurmctldHost=$host(127.0.0.1)
 SlurmUser=root
 AuthType=auth/munge
-AuthInfo=socket=$folder/munge.sock
+AuthInfo=socket=$folder/munge.sock,cred_expire=5
 SlurmctldPort=$port
 SlurmdPort=$((port + 1))
 StateSaveLocation=$folder/state

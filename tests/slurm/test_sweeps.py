@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from composing import ROOT
 
 from tc.artifacts import read_manifest
 
-pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("cluster"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("cluster"), pytest.mark.timeout(900)]
 
 SLURM = ["hydra/launcher=slurm", "hydra.launcher.cpus_per_task=1"]
 
@@ -27,22 +28,36 @@ LONG = [
     *(*SHORT, "init=copy_only", "stages=[data,initialise,recover,student]"),
     *("recovery.validations=0", "recovery.stage2.sequence_length=32"),
     *("recovery.stage2.lr_rest=1e-3", "recovery.stage2.batch_sequences=2"),
-    *("recovery.stage2.tokens=96000", "recovery.checkpoint_tokens=6400"),
+    *("recovery.stage2.tokens=64000", "recovery.checkpoint_tokens=6400"),
 ]
-"""A recovery of 1500 steps, which saves each 100."""
+"""A recovery of 1000 steps, which saves each 100."""
+
+
+STARTED: list[subprocess.Popen] = []
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left_behind() -> Iterator[None]:
+    yield
+    while STARTED:
+        process = STARTED.pop()
+        process.kill()
+        process.wait()
 
 
 def sweep(folder: Path, *args: str, name: str = "log") -> subprocess.Popen:
     """Starts a command as a person does, from a folder of its own."""
     places = [f"paths.cache_dir={folder}/cache", f"paths.output_dir={folder}/out"]
     with open(folder / name, "w") as log:
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, str(ROOT / "run.py"), *args, *places],
             cwd=folder,
             env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"},
             stdout=log,
             stderr=log,
         )
+    STARTED.append(process)
+    return process
 
 
 def said(folder: Path) -> str:
@@ -109,30 +124,54 @@ def test_jobs_that_fail_and_are_cancelled_are_named_with_their_cause(tmp_path: P
 
 
 def test_killed_and_preempted_jobs_are_requeued_and_end_as_the_undisturbed(tmp_path: Path) -> None:
+    names = ("killed", "lost", "preempted")
     whole = sweep(tmp_path, *LONG, "run_dir=whole", name="whole.log")
-    process = sweep(tmp_path, "-m", *SLURM, *LONG, "run_dir=killed,preempted")
-    steps = {name: tmp_path / name / "recover" / "stage2" for name in ("killed", "preempted")}
-    until(lambda: "(Slurm's " in said(tmp_path), process)
-    array = said(tmp_path).split("scancel ")[1].split()[0]
-
-    until(lambda: list(steps["killed"].glob("step_*")), process)
-    slurm("scancel", "-s", "KILL", f"{array}_0")
-    until(lambda: list(steps["preempted"].glob("step_*")), process)
-    first = slurm("sbatch", "--parsable", "-p", "high", "-c", "4", "--wrap", "sleep 2").strip()
+    process = sweep(tmp_path, "-m", *SLURM, *LONG, f"run_dir={','.join(names)}")
+    steps = {name: tmp_path / name / "recover" / "stage2" for name in names}
+    for name in names:
+        until(lambda name=name: list(steps[name].glob("step_*")), process)
+    run = process_of("run_dir=killed")
+    os.kill(run, signal.SIGKILL)  # as the system does where memory runs out
+    run = process_of("run_dir=lost")
+    os.kill(parent_of(run), signal.SIGKILL)  # and with all that Slurm had started
+    os.kill(run, signal.SIGKILL)
+    time.sleep(1)
+    first = slurm(
+        "sbatch", "--parsable", "-o", "/dev/null", "-p", "high", "-c", "4", "--wrap", "sleep 2"
+    ).strip()
     until(lambda: first not in queue(), process)
 
-    assert process.wait(500) == 0, said(tmp_path)
+    assert process.wait(400) == 0, said(tmp_path)
     assert whole.wait(300) == 0
     expected = student(tmp_path / "whole")
-    for name in steps:
+    for name in names:
         log = (tmp_path / name / "run.log").read_text()
         assert log.count("stage recover") > 1, f"{name} was never requeued"
         assert student(tmp_path / name) == expected
         assert not (tmp_path / name / "failed.json").exists()
-    # The control: another seed is another student.
-    other = sweep(tmp_path, *LONG, "run_dir=other", "seed=1", name="other.log")
+    # It had the time to save: so it went on from the step that it was at, and not 100 before.
+    assert "SIG" in (tmp_path / "preempted" / "run.log").read_text()
+    # The control: less of the same is another student.
+    less = ["run_dir=other", "recovery.stage2.tokens=6400"]
+    other = sweep(tmp_path, *LONG, *less, name="other.log")
     assert other.wait(300) == 0
     assert student(tmp_path / "other") != expected
+
+
+def process_of(word: str) -> int:
+    """The number of the process that has a word in its command, but for the sweep's own."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().decode().split("\0")
+        except OSError:  # it has ended
+            continue
+        if word in words and "-m" not in words:
+            return int(path.parent.name)
+    raise AssertionError(f"no process has {word}")
+
+
+def parent_of(process: int) -> int:
+    return int(Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[1])
 
 
 def student(run: Path) -> str:

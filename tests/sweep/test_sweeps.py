@@ -18,11 +18,16 @@ from tc.config import register
 from tc.errors import TCError
 from tc.report.status import State, read_sweep
 from tc.run_folder import describe, read_failure, write_failure
+from tc.sweep import LocalLaunch
 from tc.sweep.command import command_of, last_words, problem_of
 from tc.sweep.local import _share, run_here
 from tc.sweep.record import Sweep, SweepJob, plan
 
-EXPERIMENTS = {"many": "hydra: {launcher: {at_a_time: 7}}", "plain": "seed: 3"}
+EXPERIMENTS = {
+    "many": "hydra: {launcher: {at_a_time: 7}}",
+    "plain": "seed: 3",
+    "cluster": "defaults: [override /hydra/launcher: slurm]\nhydra: {launcher: {partition: big}}",
+}
 
 
 @pytest.fixture
@@ -63,9 +68,19 @@ def test_launcher_fields_of_an_experiment_count_or_are_refused(hydra) -> None:
     _, compose = hydra
     assert compose("experiment=many").hydra.launcher.at_a_time == 7
     assert compose("experiment=plain").hydra.launcher.at_a_time == 1  # the control
+    launcher = compose("experiment=cluster").hydra.launcher
+    assert (launcher._target_.rpartition(".")[2], launcher.partition) == ("SlurmLauncher", "big")
     jobs_of(hydra, ["experiment=many"], ["experiment=many", "seed=1"])
     with pytest.raises(TCError, match=r"experiment=many: sets hydra\.launcher\.at_a_time"):
         jobs_of(hydra, ["experiment=plain"], ["experiment=plain"], ["experiment=many"])
+
+
+def test_fields_of_another_launcher_are_refused(hydra) -> None:
+    loader, compose = hydra
+    options = {"at_a_time": 1, "only": [], "partition": "big"}
+    with pytest.raises(TCError, match="hydra/launcher=local has no partition"):
+        LocalLaunch(loader, compose(), options).check()
+    LocalLaunch(loader, compose(), {"at_a_time": 1, "only": []}).check()
 
 
 def test_jobs_with_one_run_folder_are_refused(hydra) -> None:

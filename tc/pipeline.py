@@ -8,7 +8,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from functools import cache, cached_property, partial
 from pathlib import Path
@@ -107,7 +107,7 @@ from tc.report import (
     summary_tables,
     write_selection,
 )
-from tc.run_folder import RunFolder
+from tc.run_folder import Pulse, RunFolder
 from tc.select import BypassLoss, HybridLoss, Loss, Round, SharedLosses, num_scores, search
 from tc.stats import PARTS, Calibration, LayerBatch, calibrate
 from tc.student.hybrid import build_student
@@ -165,18 +165,22 @@ def run(cfg: DictConfig, overrides: Sequence[str] = ()) -> float | None:
         show_plan(OmegaConf.to_yaml(cfg, resolve=True), make_plan(config, geometry))
         return None
     require_corpus(config)
-    rank = global_rank(config.trainer)
+    rank, path = global_rank(config.trainer), Path(config.run_dir)
     if rank > 0:
+        pulse = Pulse(path)
+        pulse.wait()
         with ui.silent():
             return Pipeline(
-                config, RunFolder.of_another(Path(config.run_dir)), science(cfg), rank
+                config, RunFolder.of_another(path), science(cfg), rank, pulse.listen
             ).run()
     if config.policy.worker > 0:
-        return Pipeline(config, RunFolder.of_another(Path(config.run_dir)), science(cfg)).run()
-    folder = RunFolder(Path(config.run_dir), cfg, config.resume)
+        return Pipeline(config, RunFolder.to_help(path, cfg), science(cfg)).run()
+    folder = RunFolder(path, cfg, config.resume)
     handler = folder.log_to_file()
+    several = config.trainer.devices * config.trainer.nodes > 1
     try:
-        return Pipeline(config, folder, science(cfg), rank).run()
+        with folder.alive() if several else nullcontext():
+            return Pipeline(config, folder, science(cfg), rank).run()
     except KeyboardInterrupt as stop:
         log.info("%s", stop)
         raise
@@ -194,16 +198,23 @@ class Pipeline:
         facts: the flat configuration that results follow from.
         rank: this process among those of a recovery on several devices. All but the first wait for
             what the first makes, take part in recovery alone, and write nothing of their own.
+        still_there: asked while this process waits for the first; raises where that is gone.
     """
 
     def __init__(
-        self, config: Config, folder: RunFolder, facts: dict[str, Any], rank: int = 0
+        self,
+        config: Config,
+        folder: RunFolder,
+        facts: dict[str, Any],
+        rank: int = 0,
+        still_there: Callable[[], object] = lambda: None,
     ) -> None:
         self.config, self.folder, self.facts, self.rank = config, folder, facts, rank
         self.cache = Path(config.paths.cache_dir).expanduser()
         self.metrics = folder.read_metrics()
         self.results: Results = folder.read_results()
         self._known: dict[Path, Manifest] = {}
+        self._still_there = still_there
         self.shared: dict[str, Path] = {}
         self.device = _device(config)
         if config.trainer.threads:
@@ -432,12 +443,16 @@ class Pipeline:
     def _require(self, stage: str, folder: Path, made_by: dict[str, Any]) -> Manifest:
         found = self._find(folder, Manifest(stage, made_by))
         while found is None and self.rank:  # the first process is about to make it
+            self._still_there()
             time.sleep(1)
             found = self._find(folder, Manifest(stage, made_by))
         if found is None:
             advice = "run it first: add it to stages=[...], or leave stages= out."
             if self.config.policy.worker:
-                advice = "begin with policy.worker=0; the others help once it has come to select."
+                advice = (
+                    "begin with policy.worker=0 and otherwise the same settings; the others help "
+                    "once it has come to select."
+                )
             raise TCError(f"stage {stage} has left nothing in {folder}; {advice}")
         return found
 
@@ -1191,7 +1206,7 @@ class Pipeline:
         numbers = {k: v for k, v in self.metrics.items() if isinstance(v, int | float)}
         self.logger.log_metrics(numbers)
         self._log_results()
-        tables = [*summary_tables(self.metrics), *result_tables(self.results)]
+        tables = [*summary_tables(self.metrics, self.results), *result_tables(self.results)]
         for title, columns, rows in [*tables, *self._score_tables()]:
             log_table(self.logger, title, columns, rows)
         self.logger.finalize("success")

@@ -104,12 +104,13 @@ def test_a_signal_stops_with_a_status_and_leaves_nothing_half_written(
         # Whoever started the tests in the background of a shell made them ignore SIGINT.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
-    deadline = time.monotonic() + 60
-    while not list(tmp_path.glob(begun)) and time.monotonic() < deadline:
-        time.sleep(0.05)
+    deadline = time.monotonic() + 200
+    while not list(tmp_path.glob(begun)) and process.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
     time.sleep(0.2)  # into the first steps
     process.send_signal(number)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=100)
     assert process.returncode == 130
     assert f"stopped by {number.name}; the same command continues" in said.decode()
     assert b"Traceback" not in said

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from tc.artifacts import hash_file, hash_of, read_json
 from tc.config import TeacherConfig
 from tc.errors import TCError, one_message
+from tc.network import offline_if_unreachable
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -191,7 +192,8 @@ def loading_errors(cfg: TeacherConfig) -> Iterator[None]:
         json.JSONDecodeError,
     )
     try:
-        yield
+        with nullcontext() if is_local(str(cfg.path)) else offline_if_unreachable():
+            yield
     except expected as error:
         raise TCError(_explained(cfg, error)) from error
 

@@ -6,6 +6,7 @@ import csv
 import os
 import random
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -169,9 +170,13 @@ def test_a_checkpoint_of_one_process_goes_on_in_two_and_those_in_others(base: Pa
 
 
 def test_torchrun_starts_the_processes_too(base: Path) -> None:
-    """And the second one waits for what the first makes, recomputes, and writes nothing."""
+    """And the second one waits for what the first makes, recomputes, and writes nothing.
+
+    What the first one is about to clear away, it takes for nothing that it need not do.
+    """
+    shutil.copytree(base / "one", base / "torchrun")
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
-    options = ("trainer=fsdp", *TWO, "recovery.activation_checkpointing=true")
+    options = ("trainer=fsdp", *TWO, "recovery.activation_checkpointing=true", "resume=false")
     assert finish(base, "torchrun", *options, launcher=launcher) == 0
     assert gap(result(base, "torchrun"), result(base, "one")) < 1e-4
     own, expected = losses(base, "torchrun", "stage2"), losses(base, "one", "stage2")

@@ -8,7 +8,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from functools import cache, cached_property, partial
 from pathlib import Path
@@ -215,6 +215,7 @@ class Pipeline:
         self.results: Results = folder.read_results()
         self._known: dict[Path, Manifest] = {}
         self._still_there = still_there
+        self._told: set[tuple[str, int]] = set()
         self.shared: dict[str, Path] = {}
         self.device = _device(config)
         if config.trainer.threads:
@@ -240,13 +241,19 @@ class Pipeline:
             order = ["recover"]
         elif self.config.policy.worker:
             order = ["select"]
-        for name in order:
-            if name in self.config.stages:
-                log.info("stage %s", name)
-                stages[name]()
-        if self.rank or self.config.policy.worker:
-            return None
-        self._report()
+        try:
+            for name in order:
+                if name in self.config.stages:
+                    log.info("stage %s", name)
+                    stages[name]()
+            if self.rank or self.config.policy.worker:
+                return None
+            self._report()
+        except BaseException:
+            if "logger" in vars(self) and self.logger is not None:
+                with suppress(Exception):  # what ended the run is what is told
+                    self.logger.finalize("failed")
+            raise
         return self.metrics.get("student/perplexity")
 
     # ---- what the stages share -------------------------------------------------------------------
@@ -522,6 +529,7 @@ class Pipeline:
                 manifest, found = self._artifact(folder, wanted, partial(save, layer))
                 infos.append(manifest.info)
                 reused.append(found)
+                self._tell_errors(stage, layer, manifest)
                 advance(1)
         if infos:
             self._summarise(stage, infos, all(reused))
@@ -764,6 +772,7 @@ class Pipeline:
                 manifest, found = self._artifact(folder, wanted, partial(make, block))
                 infos.append(manifest.info)
                 reused.append(found)
+                self._tell_errors("blocks", block[0], manifest)
                 walk.mixers.update({layer: self.mixer("blocks", layer) for layer in block})
                 advance(len(block))
         if infos:
@@ -1193,16 +1202,13 @@ class Pipeline:
         assert self.logger is not None
         made = []
         if self.config.init.align and self._is_decided:
-            layers = [(i, {**self._align_made_by, "layer": i}) for i in self.candidates]
-            made += [("align", "layer", first, made_by) for first, made_by in layers]
+            made += [("align", i, {**self._align_made_by, "layer": i}) for i in self.candidates]
         if self._has_blocks and self._is_decided:
-            blocks = [(block[0], self._block_made_by(block)) for block in self._blocks]
-            made += [("blocks", "first_layer", first, made_by) for first, made_by in blocks]
-        for stage, key, first, made_by in made:
+            made += [("blocks", block[0], self._block_made_by(block)) for block in self._blocks]
+        for stage, first, made_by in made:
             manifest = self._find(self._mixer_folder(stage, first), Manifest(stage, made_by))
-            for step, error in manifest.info["history"] if manifest else []:
-                point = {f"{stage}/{key}": first, f"{stage}/held_out_error": error}
-                self.logger.log_metrics(point, step)
+            if manifest is not None:
+                self._tell_errors(stage, first, manifest)
         numbers = {k: v for k, v in self.metrics.items() if isinstance(v, int | float)}
         self.logger.log_metrics(numbers)
         self._log_results()
@@ -1210,6 +1216,20 @@ class Pipeline:
         for title, columns, rows in [*tables, *self._score_tables()]:
             log_table(self.logger, title, columns, rows)
         self.logger.finalize("success")
+
+    def _tell_errors(self, stage: str, first: int, manifest: Manifest) -> None:
+        """Writes the curve of an alignment to the logger, once."""
+        if self.logger is None or (stage, first) in self._told:
+            return
+        self._told.add((stage, first))
+        key = {"blocks": "first_layer"}.get(stage, "layer")
+        history = manifest.info.get("history", [])
+        for step, error in history:
+            self.logger.log_metrics(
+                {f"{stage}/{key}": first, f"{stage}/held_out_error": error}, step
+            )
+        if history:
+            self.logger.save()
 
     def _log_results(self) -> None:
         """Gives the logger what was measured: as curves where it has positions, else as scalars."""

@@ -98,7 +98,7 @@ class Pulse:
         if time.monotonic() - self._heard > PATIENCE_S:
             raise TCError(
                 f"nothing has been heard of the run's first process in {self._path} for "
-                f"{PATIENCE_S / 60:.0f} minutes. It has ended (its own message says why), or it has "
+                f"{PATIENCE_S / 60:.0f} minutes. It has ended (its own message says why), or has "
                 "another run_dir: give all processes the same settings, and a file system that "
                 "they share."
             )

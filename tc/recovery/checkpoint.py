@@ -113,6 +113,15 @@ def agree(flag: bool) -> bool:
     return bool(value)
 
 
+def any_of(flags: torch.Tensor) -> torch.Tensor:
+    """Which flags are set on any process."""
+    if rank_and_world()[1] > 1:
+        counts = flags.int()
+        dist.all_reduce(counts, dist.ReduceOp.MAX)
+        return counts.bool()
+    return flags
+
+
 def mean(values: torch.Tensor) -> torch.Tensor:
     """The mean over processes."""
     world = rank_and_world()[1]

@@ -120,7 +120,15 @@ def student_of(
         student.float()
     if trains_all:
         student.requires_grad_(True)
+        # Behind the last stream that a loss looks at; DDP waits for the gradient of all it trains.
+        if not (cfg.stage2.kl or cfg.stage2.ce) and not is_tied(student):
+            student.lm_head.requires_grad_(False)
     return student
+
+
+def is_tied(student: PreTrainedModel) -> bool:
+    """Whether the head is the embeddings."""
+    return student.lm_head.weight is student.model.embed_tokens.weight
 
 
 def own_all(student: PreTrainedModel) -> None:
@@ -209,7 +217,10 @@ def make_trainer(
     backend = None if on_gpu else "gloo"
     strategies: dict[Strategy, Callable[[], Any]] = {
         Strategy.single: lambda: "auto",
-        Strategy.ddp: lambda: DDPStrategy(process_group_backend=backend),
+        Strategy.ddp: lambda: DDPStrategy(
+            process_group_backend=backend,
+            gradient_as_bucket_view=True,  # one copy of the gradients and not two
+        ),
         Strategy.fsdp: lambda: ModelParallelStrategy(world, 1, process_group_backend=backend),
     }
     micro = stage.micro_sequences or stage.batch_sequences // world

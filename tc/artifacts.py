@@ -187,9 +187,20 @@ def load_tensors(path: Path) -> dict[str, torch.Tensor]:
     Raises:
         TCError: if it is missing, truncated or not safetensors.
     """
+    with open_tensors(path) as file:
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+
+
+@contextmanager
+def open_tensors(path: Path) -> Iterator[Any]:
+    """Opens a safetensors file, of which a part can be read: `file.get_slice(name)[begin:end]`.
+
+    Raises:
+        TCError: if it is missing, truncated or not safetensors.
+    """
     try:
         with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            yield file
     except (OSError, SafetensorError) as error:
         raise TCError(
             f"{path} cannot be read as safetensors ({error}); delete it and run again."

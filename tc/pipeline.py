@@ -263,10 +263,16 @@ class Pipeline:
         """The teacher, on the run's device."""
         ui.say(f"teacher: {self.config.teacher.name}")
         with Meter() as meter:
-            teacher = load_teacher(self.config.teacher, self.cache)
-            teacher.model.to(self.device)
+            teacher = load_teacher(self.config.teacher, self.cache, self._is_dealt_weights)
+            if not self._is_dealt_weights:
+                teacher.model.to(self.device)
         self._count("teacher", meter.facts())
         return teacher
+
+    @property
+    def _is_dealt_weights(self) -> bool:
+        """Whether this process gets its share of all weights from the first one, and loads none."""
+        return self.rank > 0 and self.config.trainer.strategy is Strategy.fsdp
 
     @cached_property
     def logger(self) -> Curves | None:
@@ -559,16 +565,19 @@ class Pipeline:
         Raises:
             TCError: if the stage has not made it.
         """
+        file = self._mixer_file(stage, layer)
+        mixer = fresh_mixer(self.attention(layer), layer, self.form, self.config.seed)
+        mixer.load_state_dict(load_tensors(file))
+        return mixer
+
+    def _mixer_file(self, stage: str, layer: int) -> Path:
+        """Where a layer's mixer is, once the stage has made it."""
         folder = self._mixer_folder(stage, layer)
-        name = "mixer.safetensors"
         if stage == "blocks":
             self._require(stage, folder, self._block_made_by(self._block_of(layer)))
-            name = f"layer_{layer:03d}.safetensors"
-        else:
-            self._require(stage, folder, {**self._mixers_made_by(stage), "layer": layer})
-        mixer = fresh_mixer(self.attention(layer), layer, self.form, self.config.seed)
-        mixer.load_state_dict(load_tensors(folder / name))
-        return mixer
+            return folder / f"layer_{layer:03d}.safetensors"
+        self._require(stage, folder, {**self._mixers_made_by(stage), "layer": layer})
+        return folder / "mixer.safetensors"
 
     def _mixers_made_by(self, stage: str) -> dict[str, Any]:
         return {
@@ -833,11 +842,7 @@ class Pipeline:
             validation=Packed(held_out["ids"], held_out["positions"]),
             seed=self.config.seed,
         )
-        student = student_of(
-            self.teacher.model, self._zero_shot_mixers(), cfg, name, self.config.trainer.precision
-        )
-        for earlier in self._stages_before(name):
-            load_weights(student, self._recovered_weights(earlier))
+        student = self._student_to_train(name)
         if not self.rank:
             # Weights and two moments of a checkpoint, and the weights of the finished stage.
             trained = sum(p.numel() for p in student.parameters() if p.requires_grad)
@@ -857,6 +862,25 @@ class Pipeline:
         else:
             self.teacher.model.to(self.device)  # from where Lightning has put it
         return manifest
+
+    def _student_to_train(self, name: str) -> PreTrainedModel:
+        """What a stage of recovery begins from; only its form where the weights come later."""
+        cfg, precision = self.config.recovery, self.config.trainer.precision
+        if self._is_dealt_weights:
+            for layer in self.converted:  # until then the first process has no time for the others
+                self._mixer_file(self._last_stage, layer)
+            with torch.device("meta"):
+                mixers = {
+                    i: fresh_mixer(self.attention(i), i, self.form, self.config.seed)
+                    for i in self.converted
+                }
+                return student_of(self.teacher.model, mixers, cfg, name, precision)
+        if self.config.trainer.strategy is Strategy.fsdp:
+            self.teacher.model.cpu()  # whole models have room there, a GPU for a share of them
+        student = student_of(self.teacher.model, self._zero_shot_mixers(), cfg, name, precision)
+        for earlier in self._stages_before(name):
+            load_weights(student, self._recovered_weights(earlier))
+        return student
 
     def _stages_before(self, name: str) -> list[str]:
         names = list(self._stages_of_recovery)

@@ -9,7 +9,6 @@ from typing import Any
 
 import lightning as L
 import torch
-from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader
 
@@ -18,6 +17,7 @@ from tc.data import RankedSequences, TrainingTokens, steps_of
 from tc.errors import TCError
 from tc.optim import MuonAdamW, parameter_groups, rate_factor
 from tc.recovery.checkpoint import any_of, local, mean, rank_and_world, trained
+from tc.recovery.dealing import fill, shard
 from tc.recovery.model import Distillation
 
 MOST_SKIPS = 10
@@ -34,6 +34,7 @@ class Recovery(L.LightningModule):
         cfg: what a step that is not finite does.
         start: steps that were done before.
         data: the file of the training sequences, and the seed of their order.
+        whole: under FSDP, `distillation` is `hollow`, and gets its values from this one.
 
     Attributes:
         losses: of the last optimizer step, means over its micro-batches on all devices.
@@ -51,8 +52,10 @@ class Recovery(L.LightningModule):
         cfg: RecoveryConfig,
         start: int,
         data: tuple[Path, int],
+        whole: Distillation | None = None,
     ) -> None:
         super().__init__()
+        self._whole = None if whole is None else [whole]  # in a list, as no part of this module
         self.distillation, self.stage, self.cfg = distillation, stage, cfg
         self.stage_name, self.start, self._data = name, start, data
         self.losses: dict[str, float] = {}
@@ -68,16 +71,12 @@ class Recovery(L.LightningModule):
         return self.stage.batch_sequences * self.stage.sequence_length
 
     def configure_model(self) -> None:
-        """Under FSDP: deals every layer of both models, and what is around them, to the devices."""
-        if self.device_mesh is None or isinstance(next(self.parameters()), DTensor):
+        """Under FSDP: from models of no memory to shards that have some."""
+        if self._whole is None or self.device_mesh is None:
             return
-        mesh = self.device_mesh["data_parallel"]
-        for mixer in self.distillation.mixers.values():
-            fully_shard(mixer, mesh=mesh)
-        for model in (self.distillation.teacher, self.distillation.student):
-            for layer in model.model.layers:
-                fully_shard(layer, mesh=mesh)
-        fully_shard(self.distillation, mesh=mesh)
+        shard(self.distillation, self.device_mesh["data_parallel"])
+        fill(self.distillation, self._whole[0], self.trainer.strategy.root_device)
+        self._whole = None
 
     def train_dataloader(self) -> DataLoader:
         """This process' share of the sequences that are left."""

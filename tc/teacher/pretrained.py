@@ -14,6 +14,7 @@ from tc.artifacts import hash_file, hash_of, read_json
 from tc.config import TeacherConfig
 from tc.errors import TCError, one_message
 from tc.network import offline_if_unreachable
+from tc.teacher.geometry import empty_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -76,9 +77,14 @@ def pretrained_config(cfg: TeacherConfig) -> PreTrainedConfig:
 
 
 def load_pretrained(
-    cfg: TeacherConfig, config: PreTrainedConfig
+    cfg: TeacherConfig, config: PreTrainedConfig, empty: bool = False
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Loads the weights and the tokenizer whose configuration has been read and approved.
+
+    Args:
+        cfg: which teacher.
+        config: of `pretrained_config`.
+        empty: build it on the meta device, and read no weights.
 
     Returns:
         The model in `cfg.dtype`, and the tokenizer.
@@ -86,6 +92,7 @@ def load_pretrained(
     Raises:
         TCError: if files are missing, truncated, or not of this model.
     """
+    import torch
     from transformers import AutoTokenizer
 
     source, options = source_of(cfg)
@@ -96,6 +103,9 @@ def load_pretrained(
         check_weights(Path(source))
     with loading_errors(cfg):
         tokenizer = AutoTokenizer.from_pretrained(source, **options)
+    if empty:
+        dtype = getattr(torch, cfg.dtype.value)
+        return empty_model(config, dtype=dtype, attn_implementation="sdpa"), tokenizer
     return load_weights(cfg, source, options), tokenizer
 
 

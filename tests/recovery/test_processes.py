@@ -159,6 +159,15 @@ def test_the_mixers_alone_are_trained_in_shards_too(base: Path) -> None:
     )
 
 
+def test_two_processes_train_what_the_streams_alone_reach(base: Path) -> None:
+    """Of an untied head no loss on the streams has a gradient, which DDP would wait for."""
+    options = ("recovery.stage1.tokens=0", "recovery.stage2.kl=0", "recovery.stage2.hidden=1")
+    options += ("teacher.model.tie_word_embeddings=false", "recovery.stage2.tokens=128")
+    assert finish(base, "streams", "trainer=ddp", *TWO, *options) == 0
+    trained = result(base, "streams")
+    assert "model.embed_tokens.weight" in trained and "lm_head.weight" not in trained
+
+
 def test_a_checkpoint_of_one_process_goes_on_in_two_and_those_in_others(base: Path) -> None:
     """One process, then DDP, then FSDP: each ends by a signal, all of its processes with it."""
     first = stop(base, "grown", 1, signal.SIGUSR1, "trainer=cpu")

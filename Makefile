@@ -27,7 +27,7 @@ HAVE_TEST := $(VENV)/.have-test
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help env test-env run test test-gpu test-browser report-demo check format lock clean python torch-note
+.PHONY: help env test-env run test test-gpu test-browser test-slurm report-demo check format lock clean python torch-note
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -53,6 +53,10 @@ test-gpu: test-env ## run the tests that need a GPU, then time FLA's kernels the
 # Needs a Chromium: on Debian, apt-get install chromium.
 test-browser: test-env ## run the tests that look at the report in a headless Chromium
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m browser $(ARGS)
+
+# Needs root and Slurm's daemons: on Debian, apt-get install slurmctld slurmd slurm-client munge.
+test-slurm: test-env ## run the tests that start a Slurm of one node
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slurm $(ARGS)
 
 report-demo: env ## make a report of the committed results: out/report-demo/report.html
 	$(BIN)/python -m tc.report experiments --output out/report-demo --title "Committed results" \

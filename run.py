@@ -35,6 +35,7 @@ def main(cfg: DictConfig) -> float | None:
     except TCError as error:
         # Here and not below, so that each failed job of a sweep says why.
         print(f"\nerror: {error}\n", file=sys.stderr)
+        error.told = True
         raise
 
 
@@ -70,6 +71,8 @@ def run_main() -> int:
     except (TCError, HydraException, OmegaConfBaseException) as error:
         if wants_traceback:
             raise
+        if isinstance(error, TCError) and not error.told:
+            print(f"\nerror: {error}", file=sys.stderr)
         if not isinstance(error, TCError):
             print("\n".join(["error: " + str(error), *reasons(error)]), file=sys.stderr)
         return 1

@@ -60,6 +60,7 @@ AT_LEAST = {
     "align.weight_decay": 0,
     "align.warmup_steps": 0,
     "align.check_every": 1,
+    "align.tries": 1,
     "align.block_steps": 0,
     "align.block_layers": 1,
     "align.block_lr_projections": 0,

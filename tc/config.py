@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -385,13 +386,16 @@ class AlignConfig:
         steps: optimizer steps a layer.
         batch_sequences: calibration sequences a step.
         optimizer: AdamW, or Muon for q, k, v, o and g.
-        lr_projections: learning rate of q, k, v, o; of g_proj too where Muon trains it.
-        lr_dynamics: learning rate of A_log, dt_bias, a_proj, b_proj, g_proj and norms.
+        lr_projections: learning rate of q, k, v, o, with AdamW their biases too; of the matrices
+            of q, k, v, o and g with Muon.
+        lr_dynamics: learning rate of A_log, dt_bias, a_proj, b_proj, norms and all else.
         weight_decay: on matrices only; never on A_log, dt_bias, norms and biases.
         schedule: constant, or cosine to zero.
         warmup_steps: steps of linear warm-up.
         gradient_clip: the largest gradient norm, or null.
         check_every: steps between two looks at the held-out loss.
+        tries: how often a layer or block is trained at most: again, from where it started and at a
+            quarter of the learning rates, where no step made it better on selection tokens.
         block_steps: optimizer steps a block, 0 for no blocks: consecutive converted layers learn
             together, on the student's own stream, what the teacher's next layer reads.
         block_layers: the most layers of a block.
@@ -409,6 +413,7 @@ class AlignConfig:
     warmup_steps: int = 0
     gradient_clip: float | None = 1.0
     check_every: int = 12
+    tries: int = 1
     block_steps: int = 0
     block_layers: int = 4
     block_lr_projections: float = 1e-3
@@ -741,6 +746,7 @@ def register() -> None:
     for group, node in GROUPS.items():
         store.store(group=group, name="schema", node=node)
     OmegaConf.register_new_resolver("tc.run_name", _run_name, replace=True)
+    OmegaConf.register_new_resolver("tc.sweep_name", _sweep_name, replace=True)
 
 
 def typed(cfg: DictConfig) -> Config:
@@ -815,3 +821,8 @@ def _run_name(*, _root_: DictConfig) -> str:
         folder = Path(_root_.student.path)
         names = ["evaluate", folder.parent.name, folder.name]
     return "-".join([*filter(None, names), fingerprint(_root_)])
+
+
+def _sweep_name(words: Sequence[str]) -> str:
+    """The name of a sweep's folder: the same for the same sweep, however it is launched."""
+    return hashlib.sha256("\n".join(sorted(words)).encode()).hexdigest()[:8]

@@ -6,7 +6,12 @@ class TCError(Exception):
 
     `run.py` prints the message alone and exits with status 1; anything else that is raised is a
     fault of this package and keeps its traceback.
+
+    Attributes:
+        told: whether it has been printed.
     """
+
+    told = False
 
 
 def one_message(problems: list[str], heading: str) -> TCError:

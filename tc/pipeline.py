@@ -24,6 +24,7 @@ from tc.align import Walk, align_block, align_layer, blocks_of
 from tc.artifacts import (
     Manifest,
     code_version,
+    disk_errors,
     find,
     forget_unused,
     hash_of,
@@ -83,6 +84,7 @@ from tc.init import (
     relative_error,
     set_gate,
 )
+from tc.locks import locked
 from tc.meter import Meter
 from tc.plan import make_plan
 from tc.policy import converted_layers, needs_all_mixers, num_kept, others, searches
@@ -107,7 +109,7 @@ from tc.report import (
     summary_tables,
     write_selection,
 )
-from tc.run_folder import Pulse, RunFolder
+from tc.run_folder import Pulse, RunFolder, describe, write_failure
 from tc.select import BypassLoss, HybridLoss, Loss, Round, SharedLosses, num_scores, search
 from tc.stats import PARTS, Calibration, LayerBatch, calibrate
 from tc.student.hybrid import build_student
@@ -181,8 +183,10 @@ def run(cfg: DictConfig, overrides: Sequence[str] = ()) -> float | None:
     try:
         with folder.alive() if several else nullcontext():
             return Pipeline(config, folder, science(cfg), rank).run()
-    except KeyboardInterrupt as stop:
-        log.info("%s", stop)
+    except (Exception, KeyboardInterrupt) as error:
+        if isinstance(error, KeyboardInterrupt):
+            log.info("%s", error)
+        write_failure(folder.path, describe(error, folder.stage))
         raise
     finally:
         logging.getLogger("tc").removeHandler(handler)
@@ -245,6 +249,7 @@ class Pipeline:
             for name in order:
                 if name in self.config.stages:
                     log.info("stage %s", name)
+                    self.folder.stage = name
                     stages[name]()
             if self.rank or self.config.policy.worker:
                 return None
@@ -351,14 +356,26 @@ class Pipeline:
     def _artifact(
         self, folder: Path, wanted: Manifest, make: Callable[[Path], dict[str, Any]]
     ) -> tuple[Manifest, bool]:
-        """The artifact at a folder, and whether it was there."""
+        """The artifact at a folder, and whether it was there; of several runs one makes it."""
         found = self._find(folder, wanted)
         if found is not None:
             return found, True
-        with writing(folder, wanted) as fresh, _measured(wanted):
-            wanted.info.update(make(fresh))
-        self._known[folder] = wanted
-        return wanted, False
+        with self._alone(folder, wanted.kind):
+            found = self._find(folder, wanted)  # another run may have made it in the meantime
+            if found is None:
+                with writing(folder, wanted) as fresh, _measured(wanted):
+                    wanted.info.update(make(fresh))
+                self._known[folder] = wanted
+        return found or wanted, found is not None
+
+    @contextmanager
+    def _alone(self, folder: Path, stage: str) -> Iterator[None]:
+        """Keeps other runs from making what they share with this one at the same time."""
+        if not folder.is_relative_to(self.cache):
+            yield
+            return
+        with disk_errors(folder.parent), locked(folder, stage.replace("_", " "), say=ui.say):
+            yield
 
     def _find(self, folder: Path, wanted: Manifest) -> Manifest | None:
         """Looks for an artifact; gigabytes are hashed once a run, not at every use."""

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,9 @@ RECORDS = (
     *("artifacts.json", "environment.json", "code.diff"),
     SIGN,
 )
+FAILED = "failed.json"
+"""Says of a run that has ended early in what stage and why; absent where a run begins anew."""
+
 PACKAGES = (
     "torch",
     "transformers",
@@ -119,16 +123,22 @@ class RunFolder:
         cfg: the composed configuration.
         resume: false removes what the stages of an earlier run left there.
 
+    Attributes:
+        path: the folder.
+        stage: the one that runs, for whoever tells of a failure.
+
     Raises:
         TCError: if it holds a run of another configuration, saying what differs, or something else.
     """
 
     def __init__(self, path: Path, cfg: DictConfig, resume: bool) -> None:
         self.path = path
+        self.stage = ""
         facts = science(cfg)
         with disk_errors(path):
             self._check(facts, resume)
             path.mkdir(parents=True, exist_ok=True)
+            (path / FAILED).unlink(missing_ok=True)
             for unfinished in self.path.rglob(".*.*"):  # of a run that was killed while it wrote
                 shutil.rmtree(unfinished, ignore_errors=True)
             if not resume:
@@ -145,7 +155,7 @@ class RunFolder:
     def of_another(cls, path: Path) -> RunFolder:
         """The folder of a run that another process has opened; nothing is written to it."""
         folder = cls.__new__(cls)
-        folder.path = path
+        folder.path, folder.stage = path, ""
         return folder
 
     @classmethod
@@ -194,7 +204,7 @@ class RunFolder:
                     f"{self.path} holds a run of another configuration (there -> here). Take "
                     "another run_dir, or resume=false to begin anew there:",
                 )
-        elif self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+        elif self.path.exists() and (not self.path.is_dir() or _has_more_than_a_failure(self.path)):
             raise TCError(
                 f"run_dir={self.path} exists and is not the folder of a run; take another one."
             )
@@ -255,6 +265,42 @@ class RunFolder:
 
     def _manifests(self) -> list[Path]:
         return sorted(p for name in STAGE_FOLDERS for p in (self.path / name).rglob(MANIFEST))
+
+
+def describe(error: BaseException, stage: str = "") -> dict[str, str]:
+    """What `failed.json` says of an error: where, of what kind, why, when."""
+    message = str(error)
+    if isinstance(error, KeyboardInterrupt):
+        message = message or "stopped by a signal; the same command continues where it was"
+    return {
+        "stage": stage,
+        "kind": type(error).__name__,
+        "message": message or type(error).__name__,
+        "time": datetime.now().astimezone().isoformat("T", "seconds"),
+    }
+
+
+def write_failure(path: Path, failure: dict[str, str]) -> None:
+    """Leaves word in a run folder, which need not exist, that its run has failed.
+
+    Where even that cannot be written, as on a full disk, the error itself matters more.
+    """
+    with suppress(OSError, TCError):
+        path.mkdir(parents=True, exist_ok=True)
+        write_json(path / FAILED, failure)
+
+
+def read_failure(path: Path) -> dict[str, str] | None:
+    """What a failed run has left word of, or None."""
+    try:
+        found = read_json(path / FAILED)
+        return {key: str(found[key]) for key in ("stage", "kind", "message", "time")}
+    except (OSError, TCError, KeyError, TypeError):
+        return None
+
+
+def _has_more_than_a_failure(path: Path) -> bool:
+    return any(inside.name != FAILED for inside in path.iterdir())
 
 
 def environment() -> dict[str, Any]:

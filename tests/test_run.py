@@ -59,6 +59,11 @@ def test_a_sweep_goes_on_after_a_failed_job_and_says_so(tmp_path: Path) -> None:
     assert "eval.tokens=0: at least 1 is allowed" in done.stderr
     assert "Traceback" not in done.stderr
     assert len(list(tmp_path.glob("out/*/metrics.json"))) == 1
+    summary = done.stderr[done.stderr.index("1 of 2 jobs failed.") :]
+    assert "eval.tokens=0: at least 1 is allowed" in summary
+    assert "hydra.launcher.only=[0]" in summary
+    assert len(list(tmp_path.glob("out/*/failed.json"))) == 1
+    assert len(list(tmp_path.glob("out/multirun/*/sweep.json"))) == 1
 
 
 def test_a_sweep_cannot_start_the_processes_of_its_runs(tmp_path: Path) -> None:

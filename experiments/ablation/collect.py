@@ -30,8 +30,8 @@ class Result:
     """Everything that was measured.
 
     Attributes:
-        date: of the collection.
-        machine: what the runs recorded of it.
+        date: of the collection; each row has its own.
+        machine: what the newest runs recorded of it.
         rows: one a finished run.
     """
 
@@ -45,7 +45,7 @@ class Result:
     def on_top_of(self, path: Path, plan: dict[str, Any]) -> Result:
         """With the rows of an earlier result that this one has not; those no longer planned go.
 
-        Each row says at which commit it was measured, so the older ones can be told.
+        Each row says when and at which commit it was measured, so the older ones can be told.
         """
         rows = {}
         for row in [*(json.loads(path.read_text())["rows"] if path.is_file() else []), *self.rows]:
@@ -60,14 +60,18 @@ def read_run(folder: Path, name: str, policy: str) -> dict[str, Any]:
     """One run's figures."""
     metrics = json.loads((folder / "metrics.json").read_text())
     environment = json.loads((folder / "environment.json").read_text())
+    config = OmegaConf.load(folder / "config.yaml")
     stages = ("calibrate", "initialise", "align", "blocks")
     seen = [stage for stage in stages if f"{stage}/seconds" in metrics]
     errors = [metrics.get(f"{stage}/relative_error") for stage in ("align", "initialise")]
     return {
         "row": name,
         "policy": policy,
+        "date": datetime.date.fromtimestamp((folder / "metrics.json").stat().st_mtime).isoformat(),
         "git_commit": environment["git_commit"],
-        "seed": OmegaConf.load(folder / "config.yaml").seed,
+        "cpu": environment["cpu"],
+        "teacher": config.teacher.name,
+        "seed": config.seed,
         "perplexity": metrics["student/perplexity"],
         "perplexity_stderr": metrics["student/perplexity"] * metrics["student/nll_stderr"],
         "teacher_perplexity": metrics["teacher/perplexity"],
@@ -101,23 +105,29 @@ def collect(output: Path, plan: dict[str, Any]) -> Result:
 
 
 def table(result: Result) -> str:
-    """One table a policy, in Markdown."""
+    """One table a policy, in Markdown.
+
+    A table is of its smallest seed; a row that was not measured at it has the seed in its name. The
+    published figures stand beside a teacher that was trained for long alone: a tiny one loses too
+    little by copying for their ratios to say anything.
+    """
     parts = []
     for policy in dict.fromkeys(row["policy"] for row in result.rows):
         rows = [row for row in result.rows if row["policy"] == policy]
+        first = min(rows, key=lambda row: row["seed"])
+        with_published = not first["teacher"].startswith("tiny_")
         named = {name: [row for row in rows if row["row"] == name] for name in _names(rows)}
-        parts += [f"## {policy} (teacher {rows[0]['teacher_perplexity']:.2f})", "", HEAD, RULE]
-        parts += [_line(seeds) for seeds in named.values()]
-        parts.append("")
+        lines = [_cells(seeds, first["seed"]) for seeds in named.values()]
+        heads = [head for head in lines[0] if with_published or "published" not in head]
+        parts += [
+            f"## {policy} (teacher {first['teacher_perplexity']:.2f}, seed {first['seed']})",
+            "",
+            f"| {' | '.join(heads)} |",
+            "|---" * len(heads) + "|",
+            *(f"| {' | '.join(line[head] for head in heads)} |" for line in lines),
+            "",
+        ]
     return "\n".join(parts)
-
-
-HEAD = (
-    "| row | perplexity | x teacher | over seeds | copy_only / this | published |"
-    " copy_only / published | error a layer | error a block | tokens |"
-    " calibrate, init, align, blocks | peak memory |"
-)
-RULE = "|---|---|---|---|---|---|---|---|---|---|---|---|"
 
 
 def _names(rows: list[dict[str, Any]]) -> list[str]:
@@ -133,8 +143,8 @@ def _over_seeds(rows: list[dict[str, Any]]) -> str:
     return f"{mean:,.2f} +- {spread:,.2f} ({len(ratios)})"
 
 
-def _line(seeds: list[dict[str, Any]]) -> str:
-    """A row of the table: the first seed, and the spread over all."""
+def _cells(seeds: list[dict[str, Any]], common: int) -> dict[str, str]:
+    """A row of the table by heading: its first seed, and the spread over all."""
     row = seeds[0]
 
     def number(value: float | None, form: str = ".3f") -> str:
@@ -143,18 +153,17 @@ def _line(seeds: list[dict[str, Any]]) -> str:
     copied, theirs = published("copy_only"), published(row["row"])
     ratio = copied / theirs if copied and theirs else None
     peak = row["peak_rss_bytes"]
-    cells = [
-        row["row"],
-        f"{row['perplexity']:,.1f} +- {row['perplexity_stderr']:,.1f}",
-        number(row["perplexity"] / row["teacher_perplexity"], ",.2f"),
-        _over_seeds(seeds),
-        number(row["copy_only_perplexity"] / row["perplexity"], ",.1f"),
-        number(theirs, ",.0f"),
-        number(ratio, ",.1f"),
-        number(row["layer_error"]),
-        number(row["block_error"]),
-        f"{row['calibration_tokens']:,}",
-        f"{row['seconds']:,.0f} s",
-        "" if peak is None else f"{peak / 1e9:.1f} GB",
-    ]
-    return f"| {' | '.join(cells)} |"
+    return {
+        "row": row["row"] if row["seed"] == common else f"{row['row']} (seed {row['seed']})",
+        "perplexity": f"{row['perplexity']:,.1f} +- {row['perplexity_stderr']:,.1f}",
+        "x teacher": number(row["perplexity"] / row["teacher_perplexity"], ",.2f"),
+        "over seeds": _over_seeds(seeds),
+        "copy_only / this": number(row["copy_only_perplexity"] / row["perplexity"], ",.1f"),
+        "published": number(theirs, ",.0f"),
+        "copy_only / published": number(ratio, ",.1f"),
+        "error a layer": number(row["layer_error"]),
+        "error a block": number(row["block_error"]),
+        "tokens": f"{row['calibration_tokens']:,}",
+        "calibrate, init, align, blocks": f"{row['seconds']:,.0f} s",
+        "peak memory": "" if peak is None else f"{peak / 1e9:.1f} GB",
+    }

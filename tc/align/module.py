@@ -169,12 +169,17 @@ class BlockAlignment(Alignment):
 
 
 def groups_of(mixers: nn.ModuleList, cfg: AlignConfig) -> list[dict[str, Any]]:
-    """The parameter groups of mixers: one learning rate for projections, one for the rest."""
+    """The parameter groups of mixers: one learning rate for projections, one for the rest.
+
+    Muon's rate is for the matrices that it trains: a bias of q, k or v goes with the rest then.
+    """
 
     def rate(name: str) -> float:
-        muon = cfg.optimizer is OptimizerKind.muon and trained_by_muon(name)
-        is_projection = any(part in PROJECTIONS for part in name.split("."))
-        return cfg.lr_projections if muon or is_projection else cfg.lr_dynamics
+        if cfg.optimizer is OptimizerKind.muon:
+            is_projection = trained_by_muon(name) and not name.endswith(".bias")
+        else:
+            is_projection = any(part in PROJECTIONS for part in name.split("."))
+        return cfg.lr_projections if is_projection else cfg.lr_dynamics
 
     return parameter_groups(mixers.named_parameters(), cfg.optimizer, cfg.weight_decay, rate)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import lightning as L
@@ -22,6 +23,9 @@ from tc.student.mixer import GatedDeltaNet
 from tc.teacher.attention import Attention
 from tc.teacher.stream import Stream
 
+SLOWER = 1 / 4
+"""What learning rates are multiplied by where no step was better than none."""
+
 
 @dataclass
 class Aligned:
@@ -31,13 +35,15 @@ class Aligned:
         before: of the state it started from.
         after: of the state that was kept.
         best_step: the steps behind the state that was kept.
-        history: (step, error) at each look.
+        history: (step, error) at each look of the last try.
+        rate: what the learning rates were multiplied by in the last try.
     """
 
     before: float
     after: float
     best_step: int
     history: list[tuple[int, float]]
+    rate: float
 
 
 def align_layer(
@@ -63,9 +69,11 @@ def align_layer(
     """
     batch = parts["calibration"]
     data = TensorDataset(batch.x, batch.context, batch.starts)
-    module = LayerAlignment(mixer, attention, parts["selection"], cfg)
-    best = _fit(module, data, cfg, seed + mixer.layer_idx)
-    return Aligned(best.history[0][1], best.error, best.step, best.history)
+
+    def module(cfg: AlignConfig) -> Alignment:
+        return LayerAlignment(mixer, attention, parts["selection"], cfg)
+
+    return _tried(module, data, cfg, seed + mixer.layer_idx)
 
 
 def align_block(
@@ -99,12 +107,13 @@ def align_block(
         lr_projections=cfg.block_lr_projections,
         lr_dynamics=cfg.block_lr_dynamics,
     )
-    module = BlockAlignment(
-        list(mixers.values()), layers, copy.deepcopy(norm).float(), streams, targets, own
-    )
+    norm = copy.deepcopy(norm).float()
     data = TensorDataset(torch.arange(len(streams["calibration"])))
-    best = _fit(module, data, own, seed + first)
-    return Aligned(best.history[0][1], best.error, best.step, best.history)
+
+    def module(cfg: AlignConfig) -> Alignment:
+        return BlockAlignment(list(mixers.values()), layers, norm, streams, targets, cfg)
+
+    return _tried(module, data, own, seed + first)
 
 
 def decoder_layer(model: PreTrainedModel, layer: int, mixer: GatedDeltaNet) -> nn.Module:
@@ -112,6 +121,31 @@ def decoder_layer(model: PreTrainedModel, layer: int, mixer: GatedDeltaNet) -> n
     fresh = copy.deepcopy(model.model.layers[layer]).float().requires_grad_(False)
     fresh.self_attn = mixer
     return fresh
+
+
+def _tried(
+    module: Callable[[AlignConfig], Alignment], data: TensorDataset, cfg: AlignConfig, seed: int
+) -> Aligned:
+    """Trains until some step makes the mixers better, at most `cfg.tries` times.
+
+    A learning rate is a step's size whatever the size of what it changes. Where a layer says
+    little, or its weights are small, every step can be too far; no other layer need go slower.
+
+    Args:
+        module: from settings to the mixers' training, which begins at what they are.
+        data: what is seen.
+        cfg: of the first try.
+        seed: of the order in which it is seen.
+    """
+    for number in range(cfg.tries):
+        rate = SLOWER**number
+        own = replace(
+            cfg, lr_projections=cfg.lr_projections * rate, lr_dynamics=cfg.lr_dynamics * rate
+        )
+        best = _fit(module(own), data, own, seed)
+        if best.step > 0:
+            break
+    return Aligned(best.history[0][1], best.error, best.step, best.history, rate)
 
 
 def _fit(module: Alignment, data: TensorDataset, cfg: AlignConfig, seed: int) -> BestState:

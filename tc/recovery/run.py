@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -304,8 +305,11 @@ class Conductor(L.Callback):
             self._tell(point)
 
     def on_signal(self, number: int, frame: FrameType | None) -> None:
-        """Keeps a signal for the next step's end; a second one stops at once."""
-        if self.signal:
+        """Keeps a signal for the next step's end; a Ctrl-C after that stops at once.
+
+        Slurm sends a job that it preempts two signals or three: no second one means haste.
+        """
+        if self.signal and number == signal.SIGINT:
             interrupt(number, frame)
         self.signal = number
 

@@ -7,12 +7,14 @@ order is undone here. Its `qwen2` and `qwen3` models pair halves already.
 
 from __future__ import annotations
 
+import logging
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tc.artifacts import Manifest, find, writing
+from tc.artifacts import Manifest, disk_errors, find, writing
 from tc.errors import one_message
+from tc.locks import locked
 from tc.teacher.convertible import check_convertible
 from tc.teacher.geometry import empty_model
 from tc.teacher.gguf_config import config_of
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
     from transformers import PreTrainedConfig, PreTrainedModel
+
+log = logging.getLogger(__name__)
 
 CONVERTER = 1
 """To be raised whenever the converted folder of a given file would change."""
@@ -71,7 +75,9 @@ def convert_gguf(path: Path, cache_dir: Path, sha256: str | None = None) -> Path
     manifest = Manifest("teacher", {"gguf_sha256": digest, "converter": CONVERTER})
     folder = Path(cache_dir) / "teachers" / f"{path.stem}-{manifest.key}"
     if find(folder, manifest) is None:
-        _convert(open_gguf(path), folder, manifest)
+        with disk_errors(folder.parent), locked(folder, "the converted teacher", say=log.warning):
+            if find(folder, manifest) is None:  # another run may have made it in the meantime
+                _convert(open_gguf(path), folder, manifest)
     return folder
 
 

@@ -65,6 +65,28 @@ def test_a_diverging_alignment_gives_the_start_back(tasks) -> None:
     assert same(mixer, start)
 
 
+def test_what_no_step_made_better_is_tried_again_more_slowly(tasks) -> None:
+    task = tasks("random_qwen3")
+    start = task.mixer()
+    solve_read_out(start, task.attention, *task.parts.values(), [1e-1])
+
+    def tried(lr: float, tries: int) -> tuple[GatedDeltaNet, Aligned]:
+        cfg = settings(lr_projections=lr, lr_dynamics=lr, tries=tries)
+        return aligned(task, cfg, mixer=copy.deepcopy(start))
+
+    mixer, result = tried(1.0, 5)
+    assert result.best_step > 0 and result.after < result.before and result.rate < 1
+    # As one alignment at the rate of its last try: nothing of the earlier ones is left.
+    directly, other = tried(result.rate, 1)
+    assert same(mixer, directly) and other.history == result.history and other.rate == 1
+    assert tried(result.rate * 4, 1)[1].best_step == 0, "the try before was not needed"
+    # What one try makes better has no second.
+    assert tried(result.rate, 5)[1].rate == 1
+    # Where none does, it ends.
+    mixer, result = tried(1.0, 1)
+    assert same(mixer, start) and result.rate == 1
+
+
 @pytest.mark.parametrize("name", TEACHERS)
 def test_alignment_learns(tasks, name: str) -> None:
     task = tasks(name)

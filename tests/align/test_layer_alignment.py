@@ -10,7 +10,7 @@ from align_helpers import TEACHERS, Task, settings
 from torch import nn
 
 from tc.align.module import LayerAlignment, groups_of
-from tc.config import Schedule
+from tc.config import OptimizerKind, Schedule
 from tc.errors import TCError
 from tc.student.mixer import GatedDeltaNet, MixerForm
 
@@ -43,6 +43,19 @@ def test_two_learning_rates() -> None:
     slow = {n for n, p in mixer.named_parameters() if lr[id(p)] == 1e-4}
     assert slow == {f"{n}_proj.{kind}" for n in "qkvo" for kind in ("weight", "bias")}
     assert set(lr.values()) == {1e-4, 1e-3}
+
+
+def test_muons_rate_is_for_the_matrices_that_it_trains() -> None:
+    mixer = mixer_of(EVERYTHING)
+    groups = groups_of(
+        torch.nn.ModuleList([mixer]),
+        settings(optimizer=OptimizerKind.muon, lr_projections=1e-2, lr_dynamics=1e-3),
+    )
+    lr = {id(p): group["lr"] for group in groups for p in group["params"]}
+    fast = {n for n, p in mixer.named_parameters() if lr[id(p)] == 1e-2}
+    assert fast == {f"{n}_proj.weight" for n in "qkvog"}
+    assert all(p.dim() == 2 for group in groups if group["muon"] for p in group["params"])
+    assert set(lr.values()) == {1e-2, 1e-3}
 
 
 def test_one_learning_rate_loses_no_parameter() -> None:

@@ -76,7 +76,7 @@ def test_with_all_trained_and_any_optimizer_too(kind: OptimizerKind, tmp_path: P
     assert curve(cut) == curve(whole)
 
 
-def test_a_second_signal_stops_at_once(tmp_path: Path) -> None:
+def test_ctrl_c_after_other_signals_stops_at_once(tmp_path: Path) -> None:
     model = teacher(tmp_path)
     expected = Task(tmp_path / "whole", model, recipe()).run()
     task, before = Task(tmp_path / "cut", model, recipe()), signal.getsignal(signal.SIGINT)
@@ -85,12 +85,13 @@ def test_a_second_signal_stops_at_once(tmp_path: Path) -> None:
     def tokens(count: int) -> None:
         seen.append(count)
         if len(seen) == 4:  # in step 3
-            os.kill(os.getpid(), signal.SIGTERM)
-            os.kill(os.getpid(), signal.SIGINT)
+            for number in (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT):
+                os.kill(os.getpid(), number)
 
     with pytest.raises(KeyboardInterrupt) as error:
         task.run(Watch(tokens=tokens))
     assert not isinstance(error.value, Stopped)
+    assert error.value.number == signal.SIGINT
     assert signal.getsignal(signal.SIGINT) == before
     kept = sorted(path.name for path in (task.folder / "stage2").iterdir())
     assert kept == ["step_0000001", "step_0000002"]

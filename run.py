@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sys
 from dataclasses import fields, is_dataclass
@@ -51,9 +52,18 @@ def reasons(error: BaseException) -> list[str]:
     return lines + reasons(cause)
 
 
+def sweep_name(arguments: list[str]) -> str:
+    """What the runs of a sweep share: the keys that are swept, and a hash of the whole command."""
+    swept = [a.split("=")[0].lstrip("+") for a in arguments if "=" in a and "," in a]
+    digest = hashlib.sha256("\n".join(sorted(arguments)).encode()).hexdigest()[:8]
+    return "-".join([*swept, digest])
+
+
 def run_main() -> int:
     """Runs `main`; tracebacks of what the user can mend are shown under HYDRA_FULL_ERROR=1 only."""
     listen(interrupt_once)
+    if {"-m", "--multirun"} & set(sys.argv):
+        os.environ.setdefault("TC_SWEEP", sweep_name(sys.argv[1:]))
     wants_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
     os.environ["HYDRA_FULL_ERROR"] = "1"  # else Hydra prints and exits before we see the error
     try:

@@ -150,6 +150,7 @@ def replacing(path: Path) -> Iterator[Path]:
             if path.is_dir():
                 os.replace(path, holder / "old")
             os.replace(fresh, path)
+            _to_disk(path.parent)
         finally:
             shutil.rmtree(holder, ignore_errors=True)
 
@@ -186,9 +187,20 @@ def load_tensors(path: Path) -> dict[str, torch.Tensor]:
     Raises:
         TCError: if it is missing, truncated or not safetensors.
     """
+    with open_tensors(path) as file:
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+
+
+@contextmanager
+def open_tensors(path: Path) -> Iterator[Any]:
+    """Opens a safetensors file, of which a part can be read: `file.get_slice(name)[begin:end]`.
+
+    Raises:
+        TCError: if it is missing, truncated or not safetensors.
+    """
     try:
         with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            yield file
     except (OSError, SafetensorError) as error:
         raise TCError(
             f"{path} cannot be read as safetensors ({error}); delete it and run again."
@@ -203,9 +215,23 @@ def writing(folder: Path, manifest: Manifest) -> Iterator[Path]:
         yield fresh
         for path in sorted(p for p in fresh.rglob("*") if p.is_file()):
             path.chmod(0o666 & ~_umask())  # safetensors writes for its owner alone
+            _to_disk(path)
             facts = {"sha256": hash_file(path), "bytes": path.stat().st_size}
             manifest.files[str(path.relative_to(fresh))] = facts
-        (fresh / MANIFEST).write_text(json.dumps(asdict(manifest), indent=2, default=str) + "\n")
+        with open(fresh / MANIFEST, "w", encoding="utf-8") as file:
+            file.write(json.dumps(asdict(manifest), indent=2, default=str) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        _to_disk(fresh)
+
+
+def _to_disk(path: Path) -> None:
+    """Has what was written to a file, or the names in a folder, outlast a loss of power."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def _umask() -> int:

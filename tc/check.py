@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 
 from tc.config import (
     KL,
@@ -426,6 +430,13 @@ def _logger(config: Config) -> Iterator[str]:
         yield f"logger={config.logger.kind.value} needs a package: pip install {package}"
 
 
+def _is_in_a_sweep() -> bool:
+    """Whether a sweep runs this, and Slurm has not started as many processes as are needed."""
+    if not HydraConfig.initialized() or int(os.environ.get("SLURM_NTASKS", 1)) > 1:
+        return False
+    return HydraConfig.get().mode is RunMode.MULTIRUN
+
+
 def _trainer(config: Config) -> Iterator[str]:
     import torch
 
@@ -437,6 +448,12 @@ def _trainer(config: Config) -> Iterator[str]:
         yield (
             f"trainer.devices={trainer.devices} and trainer.nodes={trainer.nodes} need "
             "trainer=ddp or trainer=fsdp"
+        )
+    if trainer.devices * trainer.nodes > 1 and not config.dry_run and _is_in_a_sweep():
+        yield (
+            f"trainer.devices={trainer.devices} in a sweep (-m): the runs of a sweep follow each "
+            "other in one process, from which the others of a run cannot be started. Start each "
+            "run by a command of its own, or the sweep on Slurm with a task for each device"
         )
     if wants_gpu and not config.dry_run and trainer.devices > torch.cuda.device_count() > 0:
         yield f"trainer.devices={trainer.devices}: torch sees {torch.cuda.device_count()} GPUs here"

@@ -643,7 +643,7 @@ class LoggerConfig:
     Attributes:
         kind: `csv`, `wandb` or `tensorboard`.
         project: W&B's.
-        group: W&B's; null groups the runs of a sweep by its folder.
+        group: W&B's; null groups the runs of a sweep, by what was swept and how.
         offline: write W&B runs to disk only, for `wandb sync` later.
     """
 

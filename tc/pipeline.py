@@ -8,7 +8,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from functools import cache, cached_property, partial
 from pathlib import Path
@@ -109,7 +109,7 @@ from tc.report import (
     summary_tables,
     write_selection,
 )
-from tc.run_folder import RunFolder, describe, write_failure
+from tc.run_folder import Pulse, RunFolder, describe, write_failure
 from tc.select import BypassLoss, HybridLoss, Loss, Round, SharedLosses, num_scores, search
 from tc.stats import PARTS, Calibration, LayerBatch, calibrate
 from tc.student.hybrid import build_student
@@ -167,18 +167,22 @@ def run(cfg: DictConfig, overrides: Sequence[str] = ()) -> float | None:
         show_plan(OmegaConf.to_yaml(cfg, resolve=True), make_plan(config, geometry))
         return None
     require_corpus(config)
-    rank = global_rank(config.trainer)
+    rank, path = global_rank(config.trainer), Path(config.run_dir)
     if rank > 0:
+        pulse = Pulse(path)
+        pulse.wait()
         with ui.silent():
             return Pipeline(
-                config, RunFolder.of_another(Path(config.run_dir)), science(cfg), rank
+                config, RunFolder.of_another(path), science(cfg), rank, pulse.listen
             ).run()
     if config.policy.worker > 0:
-        return Pipeline(config, RunFolder.of_another(Path(config.run_dir)), science(cfg)).run()
-    folder = RunFolder(Path(config.run_dir), cfg, config.resume)
+        return Pipeline(config, RunFolder.to_help(path, cfg), science(cfg)).run()
+    folder = RunFolder(path, cfg, config.resume)
     handler = folder.log_to_file()
+    several = config.trainer.devices * config.trainer.nodes > 1
     try:
-        return Pipeline(config, folder, science(cfg), rank).run()
+        with folder.alive() if several else nullcontext():
+            return Pipeline(config, folder, science(cfg), rank).run()
     except (Exception, KeyboardInterrupt) as error:
         if isinstance(error, KeyboardInterrupt):
             log.info("%s", error)
@@ -198,16 +202,24 @@ class Pipeline:
         facts: the flat configuration that results follow from.
         rank: this process among those of a recovery on several devices. All but the first wait for
             what the first makes, take part in recovery alone, and write nothing of their own.
+        still_there: asked while this process waits for the first; raises where that is gone.
     """
 
     def __init__(
-        self, config: Config, folder: RunFolder, facts: dict[str, Any], rank: int = 0
+        self,
+        config: Config,
+        folder: RunFolder,
+        facts: dict[str, Any],
+        rank: int = 0,
+        still_there: Callable[[], object] = lambda: None,
     ) -> None:
         self.config, self.folder, self.facts, self.rank = config, folder, facts, rank
         self.cache = Path(config.paths.cache_dir).expanduser()
         self.metrics = folder.read_metrics()
         self.results: Results = folder.read_results()
         self._known: dict[Path, Manifest] = {}
+        self._still_there = still_there
+        self._told: set[tuple[str, int]] = set()
         self.shared: dict[str, Path] = {}
         self.device = _device(config)
         if config.trainer.threads:
@@ -233,14 +245,20 @@ class Pipeline:
             order = ["recover"]
         elif self.config.policy.worker:
             order = ["select"]
-        for name in order:
-            if name in self.config.stages:
-                log.info("stage %s", name)
-                self.folder.stage = name
-                stages[name]()
-        if self.rank or self.config.policy.worker:
-            return None
-        self._report()
+        try:
+            for name in order:
+                if name in self.config.stages:
+                    log.info("stage %s", name)
+                    self.folder.stage = name
+                    stages[name]()
+            if self.rank or self.config.policy.worker:
+                return None
+            self._report()
+        except BaseException:
+            if "logger" in vars(self) and self.logger is not None:
+                with suppress(Exception):  # what ended the run is what is told
+                    self.logger.finalize("failed")
+            raise
         return self.metrics.get("student/perplexity")
 
     # ---- what the stages share -------------------------------------------------------------------
@@ -250,10 +268,16 @@ class Pipeline:
         """The teacher, on the run's device."""
         ui.say(f"teacher: {self.config.teacher.name}")
         with Meter() as meter:
-            teacher = load_teacher(self.config.teacher, self.cache)
-            teacher.model.to(self.device)
+            teacher = load_teacher(self.config.teacher, self.cache, self._is_dealt_weights)
+            if not self._is_dealt_weights:
+                teacher.model.to(self.device)
         self._count("teacher", meter.facts())
         return teacher
+
+    @property
+    def _is_dealt_weights(self) -> bool:
+        """Whether this process gets its share of all weights from the first one, and loads none."""
+        return self.rank > 0 and self.config.trainer.strategy is Strategy.fsdp
 
     @cached_property
     def logger(self) -> Curves | None:
@@ -449,12 +473,16 @@ class Pipeline:
     def _require(self, stage: str, folder: Path, made_by: dict[str, Any]) -> Manifest:
         found = self._find(folder, Manifest(stage, made_by))
         while found is None and self.rank:  # the first process is about to make it
+            self._still_there()
             time.sleep(1)
             found = self._find(folder, Manifest(stage, made_by))
         if found is None:
             advice = "run it first: add it to stages=[...], or leave stages= out."
             if self.config.policy.worker:
-                advice = "begin with policy.worker=0; the others help once it has come to select."
+                advice = (
+                    "begin with policy.worker=0 and otherwise the same settings; the others help "
+                    "once it has come to select."
+                )
             raise TCError(f"stage {stage} has left nothing in {folder}; {advice}")
         return found
 
@@ -524,6 +552,7 @@ class Pipeline:
                 manifest, found = self._artifact(folder, wanted, partial(save, layer))
                 infos.append(manifest.info)
                 reused.append(found)
+                self._tell_errors(stage, layer, manifest)
                 advance(1)
         if infos:
             self._summarise(stage, infos, all(reused))
@@ -553,16 +582,19 @@ class Pipeline:
         Raises:
             TCError: if the stage has not made it.
         """
+        file = self._mixer_file(stage, layer)
+        mixer = fresh_mixer(self.attention(layer), layer, self.form, self.config.seed)
+        mixer.load_state_dict(load_tensors(file))
+        return mixer
+
+    def _mixer_file(self, stage: str, layer: int) -> Path:
+        """Where a layer's mixer is, once the stage has made it."""
         folder = self._mixer_folder(stage, layer)
-        name = "mixer.safetensors"
         if stage == "blocks":
             self._require(stage, folder, self._block_made_by(self._block_of(layer)))
-            name = f"layer_{layer:03d}.safetensors"
-        else:
-            self._require(stage, folder, {**self._mixers_made_by(stage), "layer": layer})
-        mixer = fresh_mixer(self.attention(layer), layer, self.form, self.config.seed)
-        mixer.load_state_dict(load_tensors(folder / name))
-        return mixer
+            return folder / f"layer_{layer:03d}.safetensors"
+        self._require(stage, folder, {**self._mixers_made_by(stage), "layer": layer})
+        return folder / "mixer.safetensors"
 
     def _mixers_made_by(self, stage: str) -> dict[str, Any]:
         return {
@@ -766,6 +798,7 @@ class Pipeline:
                 manifest, found = self._artifact(folder, wanted, partial(make, block))
                 infos.append(manifest.info)
                 reused.append(found)
+                self._tell_errors("blocks", block[0], manifest)
                 walk.mixers.update({layer: self.mixer("blocks", layer) for layer in block})
                 advance(len(block))
         if infos:
@@ -826,11 +859,7 @@ class Pipeline:
             validation=Packed(held_out["ids"], held_out["positions"]),
             seed=self.config.seed,
         )
-        student = student_of(
-            self.teacher.model, self._zero_shot_mixers(), cfg, name, self.config.trainer.precision
-        )
-        for earlier in self._stages_before(name):
-            load_weights(student, self._recovered_weights(earlier))
+        student = self._student_to_train(name)
         if not self.rank:
             # Weights and two moments of a checkpoint, and the weights of the finished stage.
             trained = sum(p.numel() for p in student.parameters() if p.requires_grad)
@@ -850,6 +879,25 @@ class Pipeline:
         else:
             self.teacher.model.to(self.device)  # from where Lightning has put it
         return manifest
+
+    def _student_to_train(self, name: str) -> PreTrainedModel:
+        """What a stage of recovery begins from; only its form where the weights come later."""
+        cfg, precision = self.config.recovery, self.config.trainer.precision
+        if self._is_dealt_weights:
+            for layer in self.converted:  # until then the first process has no time for the others
+                self._mixer_file(self._last_stage, layer)
+            with torch.device("meta"):
+                mixers = {
+                    i: fresh_mixer(self.attention(i), i, self.form, self.config.seed)
+                    for i in self.converted
+                }
+                return student_of(self.teacher.model, mixers, cfg, name, precision)
+        if self.config.trainer.strategy is Strategy.fsdp:
+            self.teacher.model.cpu()  # whole models have room there, a GPU for a share of them
+        student = student_of(self.teacher.model, self._zero_shot_mixers(), cfg, name, precision)
+        for earlier in self._stages_before(name):
+            load_weights(student, self._recovered_weights(earlier))
+        return student
 
     def _stages_before(self, name: str) -> list[str]:
         names = list(self._stages_of_recovery)
@@ -1195,23 +1243,34 @@ class Pipeline:
         assert self.logger is not None
         made = []
         if self.config.init.align and self._is_decided:
-            layers = [(i, {**self._align_made_by, "layer": i}) for i in self.candidates]
-            made += [("align", "layer", first, made_by) for first, made_by in layers]
+            made += [("align", i, {**self._align_made_by, "layer": i}) for i in self.candidates]
         if self._has_blocks and self._is_decided:
-            blocks = [(block[0], self._block_made_by(block)) for block in self._blocks]
-            made += [("blocks", "first_layer", first, made_by) for first, made_by in blocks]
-        for stage, key, first, made_by in made:
+            made += [("blocks", block[0], self._block_made_by(block)) for block in self._blocks]
+        for stage, first, made_by in made:
             manifest = self._find(self._mixer_folder(stage, first), Manifest(stage, made_by))
-            for step, error in manifest.info["history"] if manifest else []:
-                point = {f"{stage}/{key}": first, f"{stage}/held_out_error": error}
-                self.logger.log_metrics(point, step)
+            if manifest is not None:
+                self._tell_errors(stage, first, manifest)
         numbers = {k: v for k, v in self.metrics.items() if isinstance(v, int | float)}
         self.logger.log_metrics(numbers)
         self._log_results()
-        tables = [*summary_tables(self.metrics), *result_tables(self.results)]
+        tables = [*summary_tables(self.metrics, self.results), *result_tables(self.results)]
         for title, columns, rows in [*tables, *self._score_tables()]:
             log_table(self.logger, title, columns, rows)
         self.logger.finalize("success")
+
+    def _tell_errors(self, stage: str, first: int, manifest: Manifest) -> None:
+        """Writes the curve of an alignment to the logger, once."""
+        if self.logger is None or (stage, first) in self._told:
+            return
+        self._told.add((stage, first))
+        key = {"blocks": "first_layer"}.get(stage, "layer")
+        history = manifest.info.get("history", [])
+        for step, error in history:
+            self.logger.log_metrics(
+                {f"{stage}/{key}": first, f"{stage}/held_out_error": error}, step
+            )
+        if history:
+            self.logger.save()
 
     def _log_results(self) -> None:
         """Gives the logger what was measured: as curves where it has positions, else as scalars."""

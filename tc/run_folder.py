@@ -10,7 +10,10 @@ import os
 import platform
 import shutil
 import subprocess
-from contextlib import suppress
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -35,9 +38,13 @@ from tc.errors import TCError, one_message
 from tc.evaluate import Results, read_results, write_results
 
 STAGE_FOLDERS = ("data", "init", "align", "select", "blocks", "recover", "student", "evaluate")
+SIGN = "at_work"
+"""A file whose time of change moves while the first of several processes of a run is at work."""
+
 RECORDS = (
     *("metrics.json", "metrics.csv", "results.csv"),
     *("artifacts.json", "environment.json", "code.diff"),
+    SIGN,
 )
 FAILED = "failed.json"
 """Says of a run that has ended early in what stage and why; absent where a run begins anew."""
@@ -54,6 +61,58 @@ PACKAGES = (
     "flash-linear-attention",
     "triton",
 )
+
+
+BEAT_S = 1.0
+PATIENCE_S = 600.0
+
+
+class Pulse:
+    """The first process of a run, as the others hear of it through the run folder.
+
+    What an earlier run has left there is no sign of this one: only a change that is seen is.
+
+    Args:
+        path: the run folder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._last, self._heard = self._changed(), time.monotonic()
+
+    def wait(self) -> None:
+        """Returns once the first process is seen at work, which is after it has cleared the folder.
+
+        Raises:
+            TCError: if it is not for ten minutes.
+        """
+        while not self.listen():
+            time.sleep(BEAT_S / 4)
+
+    def listen(self) -> bool:
+        """Whether there has been a sign since the last call.
+
+        Raises:
+            TCError: if there has been none for ten minutes.
+        """
+        now = self._changed()
+        if now is not None and now != self._last:
+            self._last, self._heard = now, time.monotonic()
+            return True
+        if time.monotonic() - self._heard > PATIENCE_S:
+            raise TCError(
+                f"nothing has been heard of the run's first process in {self._path} for "
+                f"{PATIENCE_S / 60:.0f} minutes. It has ended (its own message says why), or has "
+                "another run_dir: give all processes the same settings, and a file system that "
+                "they share."
+            )
+        return False
+
+    def _changed(self) -> int | None:
+        try:
+            return (self._path / SIGN).stat().st_mtime_ns
+        except OSError:
+            return None
 
 
 class RunFolder:
@@ -98,6 +157,42 @@ class RunFolder:
         folder = cls.__new__(cls)
         folder.path, folder.stage = path, ""
         return folder
+
+    @classmethod
+    def to_help(cls, path: Path, cfg: DictConfig) -> RunFolder:
+        """The folder of a run that this process helps to score layers, of the same settings.
+
+        Raises:
+            TCError: if it is of others, which are named.
+        """
+        record = path / "science.json"
+        changed = differences(read_json(record), science(cfg)) if record.is_file() else []
+        if changed:
+            raise one_message(
+                changed,
+                f"policy.worker={cfg.policy.worker} has other settings than the run that it is to "
+                f"help in {path} (worker 0 -> here). Give all workers the same:",
+            )
+        return cls.of_another(path)
+
+    @contextmanager
+    def alive(self) -> Iterator[None]:
+        """Tells the other processes of this run, as long as it lasts, that this one is at work."""
+        ended, sign = threading.Event(), self.path / SIGN
+
+        def beat() -> None:
+            while not ended.wait(BEAT_S):
+                with suppress(OSError):  # a full disk is found, and told, by what writes results
+                    sign.touch()
+
+        thread = threading.Thread(target=beat, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+            sign.unlink(missing_ok=True)
 
     def _check(self, facts: dict[str, Any], resume: bool) -> None:
         record = self.path / "science.json"

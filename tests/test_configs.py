@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from composing import CONF, composed, config
 from hydra.errors import HydraException
+from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from tc.check import validate
@@ -287,3 +290,20 @@ def test_every_field_is_documented() -> None:
 def test_a_saved_config_reads_back() -> None:
     text = OmegaConf.to_yaml(composed("trainer.backend=loop"), resolve=True)
     assert OmegaConf.create(text).trainer.backend == Backend.loop.value
+
+
+@pytest.mark.parametrize(
+    ("mode", "tasks", "refused"),
+    [(RunMode.MULTIRUN, "1", True), (RunMode.MULTIRUN, "2", False), (RunMode.RUN, "1", False)],
+)
+def test_a_sweep_in_one_process_has_runs_of_one_process(
+    mode: RunMode, tasks: str, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm starts as many processes as are needed; a sweep itself cannot."""
+    hydra = SimpleNamespace(initialized=lambda: True, get=lambda: SimpleNamespace(mode=mode))
+    monkeypatch.setattr("tc.check.HydraConfig", hydra)
+    monkeypatch.setenv("SLURM_NTASKS", tasks)
+    options = ["experiment=smoke", "trainer=ddp", "trainer.accelerator=cpu"]
+    validate(config(*options, "trainer.devices=1"))
+    with pytest.raises(TCError, match=r"in a sweep \(-m\)") if refused else nullcontext():
+        validate(config(*options, "trainer.devices=2"))

@@ -91,8 +91,7 @@ def test_a_full_disk_loses_nothing_and_the_run_continues(tmp_path: Path) -> None
     [
         (signal.SIGUSR1, "data.calibration_tokens=50000", "cache/calibrations/.*"),
         (signal.SIGINT, "align.steps=100000", "run/align/.layer_001.*"),
-        (signal.SIGTERM, "align.steps=100000", "run/align/.layer_001.*"),
-        (signal.SIGUSR2, "eval.tokens=2000000", "cache/evaluations/.*"),
+        (signal.SIGTERM, "eval.tokens=2000000", "cache/evaluations/.*"),
     ],
 )
 def test_a_signal_stops_with_a_status_and_leaves_nothing_half_written(
@@ -109,12 +108,13 @@ def test_a_signal_stops_with_a_status_and_leaves_nothing_half_written(
         # Whoever started the tests in the background of a shell made them ignore SIGINT.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
-    deadline = time.monotonic() + 60
-    while not list(tmp_path.glob(begun)) and time.monotonic() < deadline:
-        time.sleep(0.05)
+    deadline = time.monotonic() + 200
+    while not list(tmp_path.glob(begun)) and process.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
     time.sleep(0.2)  # into the first steps
     process.send_signal(number)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=100)
     assert process.returncode == 130
     assert f"stopped by {number.name}; the same command continues" in said.decode()
     assert b"Traceback" not in said

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from itertools import islice
 from typing import Any
 
@@ -11,6 +12,7 @@ from tc.config import DataConfig
 from tc.data.documents import Document
 from tc.data.files import checked_text, no_column
 from tc.errors import TCError
+from tc.network import offline_if_unreachable
 
 
 def read_hub(cfg: DataConfig) -> list[Document]:
@@ -36,8 +38,9 @@ def _rows(name: str, cfg: DataConfig) -> Iterator[Mapping[str, Any]]:
     import datasets
 
     try:
-        rows = datasets.load_dataset(name, cfg.subset, split=cfg.split, streaming=True)
-        yield from islice(rows, cfg.max_documents)
+        with nullcontext() if os.path.isdir(name) else offline_if_unreachable():
+            rows = datasets.load_dataset(name, cfg.subset, split=cfg.split, streaming=True)
+            yield from islice(rows, cfg.max_documents)
     # Network, hub, file formats and the builder each raise their own kinds.
     except Exception as error:
         raise TCError(_not_had(name, cfg, error)) from error

@@ -7,6 +7,7 @@ predicts. What is left behind the last whole window does not count.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,7 @@ from tc.data import Window, read_file
 from tc.errors import TCError
 from tc.evaluate.perplexity import perplexity
 from tc.evaluate.results import Result, adding_up, warn_beyond
+from tc.network import offline_if_unreachable
 
 SUFFIXES = (".txt", ".jsonl", ".json", ".parquet")
 
@@ -105,31 +107,41 @@ def read_corpus(cfg: CorpusConfig) -> str:
     Raises:
         TCError: if it cannot be had.
     """
-    rows = _of_file(cfg) if is_file(cfg) else _of_hub(cfg)
-    text = "\n\n".join(rows)
+    if is_file(cfg):
+        path = Path(cfg.path).expanduser()
+        facts = path.stat() if path.exists() else None  # a file that has changed is another one
+        version = (facts.st_mtime_ns, facts.st_size) if facts else None
+        text = _of_file(path, cfg.text_column, version)
+    else:
+        text = _of_hub(cfg.path, cfg.subset, cfg.split, cfg.revision, cfg.text_column)
     if not text.strip():
         raise TCError(f"eval.corpus.path={cfg.path} has no text in it")
     return text
 
 
-def _of_file(cfg: CorpusConfig) -> list[str]:
-    path = Path(cfg.path).expanduser()
-    return [document.text for document in read_file(path, cfg.text_column)]
+# It is read before a run begins, and for each model again: once is enough.
+@functools.lru_cache(maxsize=1)
+def _of_file(path: Path, text_column: str, version: object) -> str:
+    return "\n\n".join(document.text for document in read_file(path, text_column))
 
 
-def _of_hub(cfg: CorpusConfig) -> list[str]:
+@functools.lru_cache(maxsize=1)
+def _of_hub(
+    path: str, subset: str | None, split: str, revision: str | None, text_column: str
+) -> str:
     # The import takes a second that other measures need not spend.
     import datasets
 
     try:
-        rows = datasets.load_dataset(cfg.path, cfg.subset, split=cfg.split, revision=cfg.revision)
-        return list(rows[cfg.text_column])
+        with offline_if_unreachable():
+            rows = datasets.load_dataset(path, subset, split=split, revision=revision)
+        return "\n\n".join(rows[text_column])
     # Network, hub, file formats and the builder each raise their own kinds.
     except Exception as error:
         first = (str(error) or type(error).__name__).splitlines()[0]
         raise TCError(
-            f"the text {cfg.path} (subset {cfg.subset}, split {cfg.split}, revision "
-            f"{cfg.revision}) cannot be read: {first}\n"
+            f"the text {path} (subset {subset}, split {split}, revision "
+            f"{revision}) cannot be read: {first}\n"
             "It is on the model hub, which needs a network once. Without one, bring a file of it "
             "and give eval.corpus.path=/folder/test.parquet (or .txt, .jsonl); of WikiText-2 that "
             "is wikitext-2-raw-v1/test-00000-of-00001.parquet of Salesforce/wikitext."

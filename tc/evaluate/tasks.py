@@ -15,6 +15,7 @@ from tc.config import TasksConfig
 from tc.errors import TCError
 from tc.evaluate.offline import LOCAL, mmlu_tasks, task_file
 from tc.evaluate.results import Result
+from tc.network import offline_if_unreachable
 
 if TYPE_CHECKING:
     from lm_eval.tasks import TaskManager
@@ -147,7 +148,8 @@ def _offline(suites: list[str]) -> list[str]:
 def _loaded(manager: TaskManager, name: str) -> dict[str, Any]:
     """A task, or all of a group or tag, by name."""
     try:
-        return manager.load([name])
+        with offline_if_unreachable():
+            return manager.load([name])
     except TCError:
         raise
     # Network, hub, file formats and the task's own code each raise their own kinds.

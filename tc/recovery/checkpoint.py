@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from tc.artifacts import Manifest, disk_errors, find, load_tensors, save_tensors, writing
+from tc.artifacts import Manifest, disk_errors, find, open_tensors, save_tensors, writing
 from tc.errors import TCError
 
 Parameters = Mapping[str, torch.nn.Parameter]
@@ -113,6 +113,15 @@ def agree(flag: bool) -> bool:
     return bool(value)
 
 
+def any_of(flags: torch.Tensor) -> torch.Tensor:
+    """Which flags are set on any process."""
+    if rank_and_world()[1] > 1:
+        counts = flags.int()
+        dist.all_reduce(counts, dist.ReduceOp.MAX)
+        return counts.bool()
+    return flags
+
+
 def mean(values: torch.Tensor) -> torch.Tensor:
     """The mean over processes."""
     world = rank_and_world()[1]
@@ -134,21 +143,61 @@ def _device() -> torch.device:
     return torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
 
 
-def read(folder: Path, manifest: Manifest) -> Iterator[tuple[str, str, torch.Tensor]]:
-    """The tensors of a checkpoint, put together: kind, name of the parameter, value."""
-    files = [
-        load_tensors(folder / f"rank_{rank:03d}.safetensors")
-        for rank in range(manifest.info["world"])
-    ]
-    for key, first in files[0].items():
-        kind, _, name = key.partition("/")
-        whole = len(files) == 1 or first.dim() == 0
-        yield kind, name, first if whole else torch.cat([file[key] for file in files])
+class Stored:
+    """A tensor of a checkpoint, of which no more is read than is asked for.
+
+    Args:
+        key: its name in the files.
+        files: open safetensors files, one a process that wrote.
+    """
+
+    def __init__(self, key: str, files: list[Any]) -> None:
+        self._pieces = [file.get_slice(key) for file in files]
+        self._shape = self._pieces[0].get_shape()
+        if not self._shape or len(files) == 1:  # a count of steps is the same in all files
+            self._pieces = self._pieces[:1]
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether it has a dimension at all."""
+        return bool(self._shape)
+
+    def whole(self) -> torch.Tensor:
+        """All of it."""
+        pieces: list[torch.Tensor] = [piece[...] for piece in self._pieces]
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+    def rows(self, begin: int, end: int) -> torch.Tensor:
+        """A part of the first dimension."""
+        found, at = [], 0
+        for piece in self._pieces:
+            size = piece.get_shape()[0]
+            low, high = max(begin - at, 0), min(end - at, size)
+            if low < high:
+                found.append(piece[low:high])
+            at += size
+        return torch.cat(found) if found else torch.empty(0, *self._shape[1:])
+
+
+@contextmanager
+def stored(folder: Path, manifest: Manifest) -> Iterator[dict[tuple[str, str], Stored]]:
+    """The tensors of a checkpoint by kind and name of the parameter, while its files are open."""
+    with ExitStack() as stack:
+        files = [
+            stack.enter_context(open_tensors(folder / f"rank_{rank:03d}.safetensors"))
+            for rank in range(manifest.info["world"])
+        ]
+        found = {}
+        for key in files[0].keys():  # noqa: SIM118
+            kind, _, name = key.partition("/")
+            found[kind, name] = Stored(key, files)
+        yield found
 
 
 def read_weights(folder: Path, manifest: Manifest) -> dict[str, torch.Tensor]:
     """The trained weights of a checkpoint by their names in the student."""
-    return {name: value for kind, name, value in read(folder, manifest) if kind == "weight"}
+    with stored(folder, manifest) as found:
+        return {name: x.whole() for (kind, name), x in found.items() if kind == "weight"}
 
 
 @torch.no_grad()
@@ -156,25 +205,32 @@ def restore_optimizer(
     folder: Path, manifest: Manifest, parameters: Parameters, optimizer: torch.optim.Optimizer
 ) -> None:
     """Gives an optimizer the state that a checkpoint holds, or this process' share of it."""
-    for kind, name, value in read(folder, manifest):
-        if kind == "weight":
-            continue
-        parameter = parameters[name]
-        optimizer.state[parameter][kind] = _like(parameter, value)
+    with stored(folder, manifest) as found:
+        for (kind, name), value in found.items():
+            if kind != "weight":
+                parameter = parameters[name]
+                optimizer.state[parameter][kind] = _like(parameter, value)
 
 
-def _like(parameter: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """A whole state tensor as a parameter's state is held: where it is, and in its shards."""
-    if value.dim() == 0:
-        return value.clone()  # a count of steps, which torch keeps on the CPU
+def _like(parameter: torch.Tensor, value: Stored) -> torch.Tensor:
+    """A state tensor as a parameter's state is held: where it is, and in its shards."""
+    if not value.has_rows:
+        return value.whole()  # a count of steps, which torch keeps on the CPU
     if not isinstance(parameter, DTensor):
-        return value.to(parameter.device)
+        return value.whole().to(parameter.device)
     fresh: Any = torch.zeros_like(parameter)
-    rank, world = rank_and_world()
-    pieces = value.chunk(world)
-    if rank < len(pieces):
-        fresh.to_local().copy_(pieces[rank])
+    begin, end = share(parameter)
+    if begin < end:
+        fresh.to_local().copy_(value.rows(begin, end))
     return fresh
+
+
+def share(parameter: torch.Tensor) -> tuple[int, int]:
+    """Which rows of a parameter's first dimension this process holds."""
+    rank, world = rank_and_world()
+    rows = parameter.shape[0]
+    size = -(-rows // world)
+    return min(rank * size, rows), min((rank + 1) * size, rows)
 
 
 Found = tuple[Path, Manifest]

@@ -35,6 +35,9 @@ class Distillation(nn.Module):
         terms: the losses of stage 2, or None for stage 1.
         kl_backend: which KL divergence runs.
         recompute: keep only the layers' inputs for the backward pass.
+
+    Attributes:
+        finite: whether what each layer of the student said in the last pass of stage 2 is finite.
     """
 
     def __init__(
@@ -48,6 +51,7 @@ class Distillation(nn.Module):
         super().__init__()
         self.teacher, self.student = teacher, student
         self.terms, self.kl_backend, self.recompute = terms, kl_backend, recompute
+        self.finite: dict[int, torch.Tensor] = {}
 
     @property
     def mixers(self) -> dict[int, GatedDeltaNet]:
@@ -104,7 +108,8 @@ class Distillation(nn.Module):
         asked["output_hidden_states"] = terms.hidden > 0
         with torch.no_grad():
             teacher = self.teacher.model(**asked)
-        student = self.student.model(**asked)
+        with _finiteness_of(self.student) as self.finite:
+            student = self.student.model(**asked)
         heads = self.student.lm_head.weight, self.teacher.lm_head.weight
         last = student.last_hidden_state.flatten(0, 1), teacher.last_hidden_state.flatten(0, 1)
         loss: torch.Tensor | float = 0.0
@@ -145,6 +150,28 @@ def next_tokens(ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     """What each token is to predict, `[B, T]`; `IGNORED` where a document or a sequence ends."""
     following = torch.where(positions[:, 1:] == 0, IGNORED, ids[:, 1:])
     return nn.functional.pad(following, (0, 1), value=IGNORED)
+
+
+@contextmanager
+def _finiteness_of(student: PreTrainedModel) -> Iterator[dict[int, torch.Tensor]]:
+    """Keeps whether what the layers say is finite, a tensor each, so that a GPU need not wait."""
+    found: dict[int, torch.Tensor] = {}
+
+    def keeping(layer: int) -> Callable[..., None]:
+        def keep(_: nn.Module, __: tuple, output: Any) -> None:
+            stream = output[0] if isinstance(output, tuple) else output
+            found[layer] = stream.detach().sum(dtype=torch.float32).isfinite()
+
+        return keep
+
+    handles = [
+        layer.register_forward_hook(keeping(i)) for i, layer in enumerate(student.model.layers)
+    ]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 @contextmanager

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
-from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader
 
@@ -16,7 +16,8 @@ from tc.config import NonFinite, RecoveryConfig, RecoveryStageConfig
 from tc.data import RankedSequences, TrainingTokens, steps_of
 from tc.errors import TCError
 from tc.optim import MuonAdamW, parameter_groups, rate_factor
-from tc.recovery.checkpoint import mean, rank_and_world, trained
+from tc.recovery.checkpoint import any_of, local, mean, rank_and_world, trained
+from tc.recovery.dealing import fill, shard
 from tc.recovery.model import Distillation
 
 MOST_SKIPS = 10
@@ -33,6 +34,7 @@ class Recovery(L.LightningModule):
         cfg: what a step that is not finite does.
         start: steps that were done before.
         data: the file of the training sequences, and the seed of their order.
+        whole: under FSDP, `distillation` is `hollow`, and gets its values from this one.
 
     Attributes:
         losses: of the last optimizer step, means over its micro-batches on all devices.
@@ -50,8 +52,10 @@ class Recovery(L.LightningModule):
         cfg: RecoveryConfig,
         start: int,
         data: tuple[Path, int],
+        whole: Distillation | None = None,
     ) -> None:
         super().__init__()
+        self._whole = None if whole is None else [whole]  # in a list, as no part of this module
         self.distillation, self.stage, self.cfg = distillation, stage, cfg
         self.stage_name, self.start, self._data = name, start, data
         self.losses: dict[str, float] = {}
@@ -59,6 +63,7 @@ class Recovery(L.LightningModule):
         self.problem: str | None = None
         self.skipped, self._skips_in_a_row = 0, 0
         self._parts: list[dict[str, torch.Tensor]] = []
+        self._finite: dict[int, torch.Tensor] = {}
 
     @property
     def tokens_of_a_step(self) -> int:
@@ -66,16 +71,12 @@ class Recovery(L.LightningModule):
         return self.stage.batch_sequences * self.stage.sequence_length
 
     def configure_model(self) -> None:
-        """Under FSDP: deals every layer of both models, and what is around them, to the devices."""
-        if self.device_mesh is None or isinstance(next(self.parameters()), DTensor):
+        """Under FSDP: from models of no memory to shards that have some."""
+        if self._whole is None or self.device_mesh is None:
             return
-        mesh = self.device_mesh["data_parallel"]
-        for mixer in self.distillation.mixers.values():
-            fully_shard(mixer, mesh=mesh)
-        for model in (self.distillation.teacher, self.distillation.student):
-            for layer in model.model.layers:
-                fully_shard(layer, mesh=mesh)
-        fully_shard(self.distillation, mesh=mesh)
+        shard(self.distillation, self.device_mesh["data_parallel"])
+        fill(self.distillation, self._whole[0], self.trainer.strategy.root_device)
+        self._whole = None
 
     def train_dataloader(self) -> DataLoader:
         """This process' share of the sequences that are left."""
@@ -116,6 +117,8 @@ class Recovery(L.LightningModule):
         """The loss of a micro-batch of (ids, positions), both `[B, T]`."""
         found = self.distillation(*batch)
         self._parts.append({name: value.detach() for name, value in found.items()})
+        for layer, finite in self.distillation.finite.items():
+            self._finite[layer] = self._finite.get(layer, finite) & finite
         loss = found["loss"]
         # An infinite loss may have a finite gradient; made NaN, it is seen by every process.
         return loss * torch.where(loss.isfinite(), 1.0, math.nan)
@@ -134,25 +137,45 @@ class Recovery(L.LightningModule):
         self.losses = dict(zip(names, means.tolist(), strict=True))
         self._parts.clear()
         self.rate, self.problem = optimizer.param_groups[0]["lr"], None
+        outputs, self._finite = self._finite, {}
         parameters = trained(self.distillation.student)
         limit = self.stage.gradient_clip or math.inf
-        norm = torch.nn.utils.clip_grad_norm_(list(parameters.values()), limit)
+        gradients = {name: p.grad for name, p in parameters.items() if p.grad is not None}
+        norm = torch.nn.utils.get_total_norm(gradients.values())
         self.norm = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
         if math.isfinite(self.norm):
+            torch.nn.utils.clip_grads_with_norm_(parameters.values(), limit, norm)
             self._skips_in_a_row = 0
             return
         self._skips_in_a_row += 1
         self.skipped += 1
-        self.problem = self._what_is_wrong()
+        self.problem = self._what_is_wrong(outputs, gradients)
         for parameter in parameters.values():
             parameter.grad = None
         if self.cfg.non_finite is NonFinite.stop or self._skips_in_a_row >= MOST_SKIPS:
             raise TCError(self.problem)
 
-    def _what_is_wrong(self) -> str:
-        bad = [name for name, value in self.losses.items() if not math.isfinite(value)]
-        # Clipping by a norm that is NaN has made every gradient NaN; an infinite norm, zero or NaN.
-        where = f"{', '.join(bad)}" if bad else "the gradient alone"
+    def _what_is_wrong(
+        self, outputs: dict[int, torch.Tensor], gradients: dict[str, torch.Tensor]
+    ) -> str:
+        """What is not finite, and where that began; every process must call it.
+
+        Args:
+            outputs: whether what each layer said is finite.
+            gradients: by name, in the order of the forward pass.
+        """
+        losses = [name for name, value in self.losses.items() if not math.isfinite(value)]
+        layers = [layer for layer, bad in _bad(outputs, lambda finite: ~finite).items() if bad]
+        if layers:
+            where = f"{', '.join(losses)}, first in the output of layer {layers[0]}"
+        elif losses:
+            where = ", ".join(losses)
+        else:
+            # The backward pass goes from the last to the first.
+            bad = _bad(gradients, lambda gradient: ~local(gradient).isfinite().all())
+            names = [name for name, is_bad in bad.items() if is_bad]
+            where = f"the gradient alone, of {len(names)} of {len(bad)} parameters"
+            where += f", first that of {names[-1]}" if names else ": their norm is too large"
         step = self.start + self.global_step + 1  # as checkpoints and curves count
         row = f", {self._skips_in_a_row} steps in a row" if self._skips_in_a_row > 1 else ""
         return (
@@ -161,3 +184,13 @@ class Recovery(L.LightningModule):
             " or a longer warmup_tokens"
             + (", or recovery.non_finite=skip." if self.cfg.non_finite is NonFinite.stop else ".")
         )
+
+
+def _bad(
+    tensors: Mapping[Any, torch.Tensor], is_bad: Callable[[torch.Tensor], torch.Tensor]
+) -> dict[Any, bool]:
+    """Which tensors are bad on any process, in order; the same names on all."""
+    if not tensors:
+        return {}
+    flags = any_of(torch.stack([is_bad(tensor) for tensor in tensors.values()]))
+    return dict(zip(tensors, flags.tolist(), strict=True))

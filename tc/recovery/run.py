@@ -35,6 +35,7 @@ from tc.recovery.checkpoint import (
     trained,
     write,
 )
+from tc.recovery.dealing import hollow, is_hollow
 from tc.recovery.health import watching
 from tc.recovery.model import Distillation
 from tc.recovery.module import Recovery
@@ -121,7 +122,15 @@ def student_of(
         student.float()
     if trains_all:
         student.requires_grad_(True)
+        # Behind the last stream that a loss looks at; DDP waits for the gradient of all it trains.
+        if not (cfg.stage2.kl or cfg.stage2.ce) and not is_tied(student):
+            student.lm_head.requires_grad_(False)
     return student
+
+
+def is_tied(student: PreTrainedModel) -> bool:
+    """Whether the head is the embeddings."""
+    return student.lm_head.weight is student.model.embed_tokens.weight
 
 
 def own_all(student: PreTrainedModel) -> None:
@@ -152,7 +161,8 @@ def run_stage(
 
     Args:
         teacher: in evaluation mode.
-        student: of `student_of`; trained in place, and of no more use where it was sharded.
+        student: of `student_of`; trained in place. Under FSDP neither it nor the teacher is of any
+            more use, and in all processes but the first both may be on the meta device.
         stage: what on, and where.
         cfg: the recipe.
         trainer: devices, strategy and precision.
@@ -170,13 +180,20 @@ def run_stage(
     found = latest(stage.folder, stage.checkpoint, watch.say)
     start = 0 if found is None else found[1].info["step"]
     if found is not None:
-        load_weights(student, read_weights(*found))
+        if not is_hollow(student):
+            load_weights(student, read_weights(*found))
         watch.say(f"recovery {stage.name} continues at step {start} of {steps_of(own)}")
+
+    def distillation(teacher: PreTrainedModel, student: PreTrainedModel) -> Distillation:
+        terms = cfg.stage2 if stage.name == "stage2" else None
+        return Distillation(teacher, student, terms, cfg.kl_backend, cfg.activation_checkpointing)
+
+    both, whole = distillation(teacher, student), None
     if trainer.strategy is Strategy.fsdp:
-        own_all(student)  # teacher and student are sharded apart
-    terms = cfg.stage2 if stage.name == "stage2" else None
-    both = Distillation(teacher, student, terms, cfg.kl_backend, cfg.activation_checkpointing)
-    module = Recovery(both, stage.name, own, cfg, start, (stage.training, stage.seed))
+        # Apart, for what they share is sharded apart as well.
+        both, whole = distillation(hollow(teacher), hollow(student)), both
+    data = (stage.training, stage.seed)
+    module = Recovery(both, stage.name, own, cfg, start, data, whole)
     conductor = Conductor(stage, cfg, found, watch)
     conductor.replay(module)
     with quiet_lightning(), listening(conductor.on_signal), conductor.meter:
@@ -210,7 +227,10 @@ def make_trainer(
     backend = None if on_gpu else "gloo"
     strategies: dict[Strategy, Callable[[], Any]] = {
         Strategy.single: lambda: "auto",
-        Strategy.ddp: lambda: DDPStrategy(process_group_backend=backend),
+        Strategy.ddp: lambda: DDPStrategy(
+            process_group_backend=backend,
+            gradient_as_bucket_view=True,  # one copy of the gradients and not two
+        ),
         Strategy.fsdp: lambda: ModelParallelStrategy(world, 1, process_group_backend=backend),
     }
     micro = stage.micro_sequences or stage.batch_sequences // world

@@ -36,17 +36,15 @@ def _table(measure: str, results: Mapping[str, list[Result]]) -> Table:
     rows = []
     for key in keys:
         at = {"context": key[2], "position": key[3]}
-        figures = [_figure(values[name].get(key), key[1]) for name in models]
+        figures = [_figure(values[name].get(key)) for name in models]
         cells = ["" if at[place] is None else f"{at[place]:,}" for place in places]
         label = key[1] if title != measure else f"{key[0]} {key[1]}"
         rows.append([label, *cells, *figures, _against(values, key)])
     return title, ["", *places, *models, "against teacher"], rows
 
 
-def _values(measure: str, found: list[Result]) -> dict[Key, float]:
-    return {
-        (r.task, r.metric, r.context, r.position): r.value for r in found if r.measure == measure
-    }
+def _values(measure: str, found: list[Result]) -> dict[Key, Result]:
+    return {(r.task, r.metric, r.context, r.position): r for r in found if r.measure == measure}
 
 
 def _compact(measure: str, keys: list[Key]) -> list[Key]:
@@ -64,17 +62,22 @@ def _compact(measure: str, keys: list[Key]) -> list[Key]:
     return kept
 
 
-def _figure(value: float | None, metric: str) -> str:
-    if value is None:
+def _figure(result: Result | None) -> str:
+    """A value, and its standard error where it has one."""
+    if result is None:
         return ""
-    return ui.size(value) if metric.endswith("bytes") else f"{value:,.4g}"
+    if result.metric.endswith("bytes"):
+        return ui.size(result.value)
+    error = "" if result.stderr is None else f" ± {result.stderr:,.2g}"
+    return f"{result.value:,.4g}{error}"
 
 
-def _against(values: Mapping[str, dict[Key, float]], key: Key) -> str:
+def _against(values: Mapping[str, dict[Key, Result]], key: Key) -> str:
     """The student's figure against the teacher's."""
-    teacher, student = (values.get(name, {}).get(key) for name in ("teacher", "student"))
-    if teacher is None or student is None:
+    found = [values.get(name, {}).get(key) for name in ("teacher", "student")]
+    if None in found:
         return ""
+    teacher, student = (result.value for result in found if result is not None)
     if key[1].endswith(RATIOS):
         return f"{student / teacher:,.2f}x" if teacher else ""
     return f"{student - teacher:+,.3f}"

@@ -21,7 +21,7 @@ def show_summary(metrics: dict[str, Any], results: Results, run_dir: Path) -> No
         results: of its evaluation.
         run_dir: the run folder.
     """
-    for title, columns, rows in [*summary_tables(metrics), *result_tables(results)]:
+    for title, columns, rows in [*summary_tables(metrics, results), *result_tables(results)]:
         ui.table(title, columns, rows)
     if "copy_only/perplexity_over_student" in metrics:
         ratio = metrics["copy_only/perplexity_over_student"]
@@ -39,9 +39,11 @@ def show_summary(metrics: dict[str, Any], results: Results, run_dir: Path) -> No
         ui.say(f"\nstudent: {student}\nnext, let it speak:\n\n{_next_command(student)}\n")
 
 
-def summary_tables(metrics: dict[str, Any]) -> list[tuple[str, list[str], list[list[Any]]]]:
+def summary_tables(
+    metrics: dict[str, Any], results: Results
+) -> list[tuple[str, list[str], list[list[Any]]]]:
     """Title, columns and rows of the tables that end a run."""
-    tables = [("stages", ["stage", "wall time", "peak memory", ""], _stage_rows(metrics))]
+    tables = [("stages", *_stages(metrics))]
     if "select/kept" in metrics:
         columns = ["policy", "layers that keep attention"]
         rows = [[metrics["select/policy"], metrics["select/kept"]]]
@@ -49,31 +51,33 @@ def summary_tables(metrics: dict[str, Any]) -> list[tuple[str, list[str], list[l
     if "student/perplexity" in metrics:
         title = f"perplexity on {metrics['evaluation_tokens']:,} held-out tokens"
         columns = ["model", "perplexity", "standard error", "x teacher"]
-        tables.append((title, columns, _ppl_rows(metrics)))
+        tables.append((title, columns, _ppl_rows(metrics, results)))
     return tables
 
 
-def _stage_rows(metrics: dict[str, Any]) -> list[list[Any]]:
+def _stages(metrics: dict[str, Any]) -> tuple[list[str], list[list[Any]]]:
+    """What each stage took; whether it was found is a column where any was."""
+    seen = [stage for stage in (*TIMED, "total") if f"{stage}/seconds" in metrics]
+    found = [bool(metrics.get(f"{stage}/reused")) for stage in seen]
     rows = []
-    for stage in (*TIMED, "total"):
-        if f"{stage}/seconds" in metrics:
-            wall = ui.duration(metrics[f"{stage}/seconds"])
-            peak = ui.size(metrics[f"{stage}/peak_rss_bytes"])
-            note = "found, not redone" if metrics.get(f"{stage}/reused") else ""
-            rows.append([stage, wall, peak, note])
-    return rows
+    for stage, was_found in zip(seen, found, strict=True):
+        wall = ui.duration(metrics[f"{stage}/seconds"])
+        peak = ui.size(metrics[f"{stage}/peak_rss_bytes"])
+        rows.append([stage, wall, peak, *(["found, not redone" if was_found else ""] * any(found))])
+    return ["stage", "wall time", "peak memory", *([""] * any(found))], rows
 
 
-def _ppl_rows(metrics: dict[str, Any]) -> list[list[Any]]:
+def _ppl_rows(metrics: dict[str, Any], results: Results) -> list[list[Any]]:
     rows = []
     for name in ("teacher", "copy_only", "zero_shot", "student"):
         if f"{name}/perplexity" not in metrics:
             continue
         value = metrics[f"{name}/perplexity"]
-        # The error of a mean log-likelihood is a relative error of its exponential.
-        error = value * metrics[f"{name}/nll_stderr"]
+        measured = (r for r in results.get(name, []) if r.measure == r.metric == "perplexity")
+        error = next((r.stderr for r in measured), None)
         ratio = value / metrics["teacher/perplexity"]
-        rows.append([name, f"{value:,.2f}", f"{error:,.2g}", f"{ratio:,.2f}"])
+        told = "" if error is None else f"{error:,.2g}"
+        rows.append([name, f"{value:,.2f}", told, f"{ratio:,.2f}"])
     return rows
 
 

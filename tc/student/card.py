@@ -157,9 +157,7 @@ def model_card(config: dict[str, Any], form: str, version: str, results: Results
     parts = [
         _front_matter(provenance, science),
         title,
-        f"Of {total} layers {total - len(converted)} keep the teacher's softmax attention; the "
-        f"other {len(converted)} are Gated DeltaNet mixers with a state of constant size. Made by "
-        "Taylor-Calibrate (arXiv 2606.16429).",
+        f"{_layers(total, len(converted))} Made by Taylor-Calibrate (arXiv 2606.16429).",
         "## Loading",
         LOAD[form],
         "## Provenance",
@@ -174,6 +172,22 @@ def model_card(config: dict[str, Any], form: str, version: str, results: Results
         _licence_note(provenance, science),
     ]
     return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+def _layers(total: int, converted: int) -> str:
+    """How many layers of which kind a student has, as a sentence."""
+    kept = total - converted
+    mixer = "Gated DeltaNet mixers, each with a state of constant size"
+    if kept == 0:
+        return f"All {total} layers are {mixer}."
+    if converted == 0:
+        return f"All {total} layers keep the teacher's softmax attention."
+    keep = "1 keeps" if kept == 1 else f"{kept} keep"
+    if converted == 1:
+        mixers = "the other one is a Gated DeltaNet mixer with a state of constant size"
+    else:
+        mixers = f"the other {converted} are {mixer}"
+    return f"Of {total} layers {keep} the teacher's softmax attention; {mixers}."
 
 
 def _teacher(provenance: dict[str, Any], science: dict[str, Any]) -> str:
@@ -250,7 +264,9 @@ def _result_parts(results: Results | None) -> list[str]:
         parts.append(_table(["model", "perplexity", "x teacher"], rows))
     if results.rows:
         columns = [c for c in results.rows[0] if any(row.get(c) for row in results.rows)]
-        parts.append(_table(columns, [[row.get(c) or "" for c in columns] for row in results.rows]))
+        parts.append(
+            _table(columns, [[_cell(row.get(c)) for c in columns] for row in results.rows])
+        )
     if len(parts) == 1:
         parts.append("The run measured nothing yet.")
     return parts
@@ -267,6 +283,18 @@ def _perplexity_rows(metrics: dict[str, Any]) -> list[list[str]]:
         [name, f"{value:,.2f}", f"{value / teacher:,.2f}" if teacher else ""]
         for name, value in values.items()
     ]
+
+
+def _cell(text: str | None) -> str:
+    """A cell of the long table; floats have four digits, `results.csv` has them all."""
+    try:
+        int(text or "")
+    except ValueError:
+        try:
+            return f"{float(text or ''):,.4g}"
+        except ValueError:
+            return text or ""
+    return _number(int(text or ""))
 
 
 def _plain(facts: dict[str, Any]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tc.config import GeometryConfig, TeacherConfig
 from tc.errors import one_message
@@ -31,13 +31,13 @@ def geometry_of(config: PreTrainedConfig, parameters: int) -> GeometryConfig:
     )
 
 
-def empty_model(config: PreTrainedConfig) -> PreTrainedModel:
+def empty_model(config: PreTrainedConfig, **options: Any) -> PreTrainedModel:
     """Builds a causal model on the meta device: shapes and names, no memory."""
     import torch
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config)
+        return AutoModelForCausalLM.from_config(config, **options)
 
 
 def count_parameters(model: PreTrainedModel) -> int:

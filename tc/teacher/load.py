@@ -65,7 +65,7 @@ def read_geometry(cfg: TeacherConfig) -> GeometryConfig:
     return _geometry(config)
 
 
-def load_teacher(cfg: TeacherConfig, cache_dir: Path) -> Teacher:
+def load_teacher(cfg: TeacherConfig, cache_dir: Path, empty: bool = False) -> Teacher:
     """Loads a teacher.
 
     Whether it can be converted, and whether its sizes are the stated ones, is found out from its
@@ -74,17 +74,18 @@ def load_teacher(cfg: TeacherConfig, cache_dir: Path) -> Teacher:
     Args:
         cfg: which teacher, and its dtype.
         cache_dir: where converted GGUF files are kept.
+        empty: only its form, on the meta device: no weight is read, and none has memory.
 
     Raises:
         TCError: if it cannot be found, read or converted, or is not what `cfg` describes.
     """
-    loaders: dict[TeacherSource, Callable[[TeacherConfig, Path], Loaded]] = {
+    loaders: dict[TeacherSource, Callable[[TeacherConfig, Path, bool], Loaded]] = {
         TeacherSource.gguf: _load_gguf,
         TeacherSource.hf: _load_hf,
         TeacherSource.random: _load_random,
     }
     cfg = _unpacked(cfg)
-    model, tokenizer, identity = loaders[cfg.source](cfg, Path(cache_dir))
+    model, tokenizer, identity = loaders[cfg.source](cfg, Path(cache_dir), empty)
     model.eval().requires_grad_(False)
     check_convertible(model)
     geometry = geometry_of(model.config, count_parameters(model))
@@ -118,7 +119,7 @@ def _gguf_path(cfg: TeacherConfig) -> Path:
     return Path(cfg.path).expanduser()
 
 
-def _load_gguf(cfg: TeacherConfig, cache_dir: Path) -> Loaded:
+def _load_gguf(cfg: TeacherConfig, cache_dir: Path, empty: bool) -> Loaded:
     folder = convert_gguf(_gguf_path(cfg), cache_dir, cfg.sha256)
     # From here on it is a local folder like any other, known by the hash of its GGUF file.
     local = replace(cfg, source=TeacherSource.hf, path=str(folder.resolve()))
@@ -126,19 +127,19 @@ def _load_gguf(cfg: TeacherConfig, cache_dir: Path) -> Loaded:
     _approve(cfg, config)
     made_by = read_json(folder / MANIFEST)["made_by"]
     identity = {key: str(value) for key, value in made_by.items()}
-    return *load_pretrained(local, config), identity
+    return *load_pretrained(local, config, empty), identity
 
 
-def _load_hf(cfg: TeacherConfig, cache_dir: Path) -> Loaded:
+def _load_hf(cfg: TeacherConfig, cache_dir: Path, empty: bool) -> Loaded:
     config = pretrained_config(cfg)
     _approve(cfg, config)
-    return *load_pretrained(cfg, config), pretrained_identity(cfg, config)
+    return *load_pretrained(cfg, config, empty), pretrained_identity(cfg, config)
 
 
-def _load_random(cfg: TeacherConfig, cache_dir: Path) -> Loaded:
+def _load_random(cfg: TeacherConfig, cache_dir: Path, empty: bool) -> Loaded:
     config = random_config(cfg)
     _approve(cfg, config)
-    return random_model(cfg, config), byte_tokenizer(), random_identity(cfg)
+    return random_model(cfg, config, empty), byte_tokenizer(), random_identity(cfg)
 
 
 def _check_vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:

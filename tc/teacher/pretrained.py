@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,8 @@ from safetensors import SafetensorError, safe_open
 from tc.artifacts import hash_file, hash_of, read_json
 from tc.config import TeacherConfig
 from tc.errors import TCError, one_message
+from tc.network import offline_if_unreachable
+from tc.teacher.geometry import empty_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -75,9 +77,14 @@ def pretrained_config(cfg: TeacherConfig) -> PreTrainedConfig:
 
 
 def load_pretrained(
-    cfg: TeacherConfig, config: PreTrainedConfig
+    cfg: TeacherConfig, config: PreTrainedConfig, empty: bool = False
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Loads the weights and the tokenizer whose configuration has been read and approved.
+
+    Args:
+        cfg: which teacher.
+        config: of `pretrained_config`.
+        empty: build it on the meta device, and read no weights.
 
     Returns:
         The model in `cfg.dtype`, and the tokenizer.
@@ -85,6 +92,7 @@ def load_pretrained(
     Raises:
         TCError: if files are missing, truncated, or not of this model.
     """
+    import torch
     from transformers import AutoTokenizer
 
     source, options = source_of(cfg)
@@ -95,6 +103,9 @@ def load_pretrained(
         check_weights(Path(source))
     with loading_errors(cfg):
         tokenizer = AutoTokenizer.from_pretrained(source, **options)
+    if empty:
+        dtype = getattr(torch, cfg.dtype.value)
+        return empty_model(config, dtype=dtype, attn_implementation="sdpa"), tokenizer
     return load_weights(cfg, source, options), tokenizer
 
 
@@ -191,7 +202,8 @@ def loading_errors(cfg: TeacherConfig) -> Iterator[None]:
         json.JSONDecodeError,
     )
     try:
-        yield
+        with nullcontext() if is_local(str(cfg.path)) else offline_if_unreachable():
+            yield
     except expected as error:
         raise TCError(_explained(cfg, error)) from error
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tc.config import TeacherConfig
 from tc.errors import TCError, one_message
 from tc.teacher.convertible import SUPPORTED
+from tc.teacher.geometry import empty_model
 
 if TYPE_CHECKING:
     from torch import nn
@@ -67,11 +68,22 @@ def _check_fields(cfg: TeacherConfig) -> None:
         raise one_message(problems, f"teacher {cfg.name!r} cannot be made:")
 
 
-def random_model(cfg: TeacherConfig, config: PreTrainedConfig) -> PreTrainedModel:
-    """Draws a model from `cfg.seed`, leaving torch's global generator as it was."""
+def random_model(
+    cfg: TeacherConfig, config: PreTrainedConfig, empty: bool = False
+) -> PreTrainedModel:
+    """Draws a model from `cfg.seed`, leaving torch's global generator as it was.
+
+    Args:
+        cfg: which one.
+        config: of `random_config`.
+        empty: build it on the meta device, and draw nothing.
+    """
     import torch
     from transformers import AutoModelForCausalLM
 
+    if empty:
+        dtype = getattr(torch, cfg.dtype.value)
+        return empty_model(config, dtype=dtype, attn_implementation="sdpa")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(cfg.seed)
         # Always drawn in float32, so that a seed means the same weights in every dtype.

@@ -15,8 +15,9 @@ from student_helpers import student, teacher
 from transformers import PreTrainedModel
 
 from tc.config import CorpusConfig
+from tc.data import Document, read_file
 from tc.errors import TCError
-from tc.evaluate import run_corpus
+from tc.evaluate import corpus, run_corpus
 from tc.evaluate.corpus import label, read_corpus
 from tc.teacher.untrained import byte_tokenizer
 
@@ -126,6 +127,30 @@ def test_what_cannot_be_measured_is_told(tmp_path: Path) -> None:
         read_corpus(config(path))
     with pytest.raises(TCError, match="no column 'body'; there are: text"):
         read_corpus(config(written(tmp_path, ".parquet"), text_column="body"))
+
+
+@pytest.fixture(autouse=True)
+def _unread() -> None:
+    corpus._of_file.cache_clear()
+    corpus._of_hub.cache_clear()
+
+
+def test_a_text_is_read_once_and_again_where_it_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[Path] = []
+
+    def reads(path: Path, column: str) -> list[Document]:
+        read.append(path)
+        return read_file(path, column)
+
+    monkeypatch.setattr("tc.evaluate.corpus.read_file", reads)
+    path = written(tmp_path, ".txt")
+    assert read_corpus(config(path)) == read_corpus(config(path, context=31)) == TEXT
+    assert len(read) == 1
+    path.write_text("another text")
+    assert read_corpus(config(path)) == "another text"
+    assert len(read) == 2
 
 
 def test_the_hub_is_asked_for_one_revision(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from tc.errors import TCError
 from tc.evaluate import Result, merged, read_results, write_results
-from tc.report import result_tables
+from tc.report import result_tables, summary_tables
 
 HERE = {
     "teacher": [
@@ -54,7 +54,7 @@ def test_tables_set_the_student_against_the_teacher() -> None:
         return [
             Result("perplexity", "held_out", "perplexity", 9.0, context=64),
             Result("tasks", "arc_easy", "acc", 0.5 * scale),
-            Result("tasks", "arc_easy", "acc_norm", 0.25 * scale),
+            Result("tasks", "arc_easy", "acc_norm", 0.25 * scale, 0.0432 * scale),
             Result("tasks", "mmlu", "acc", 0.3 * scale),
             Result("tasks", "mmlu_law", "acc", 0.2 * scale),
             Result("corpus", "wiki", "perplexity", 10 * scale, context=2048),
@@ -68,7 +68,7 @@ def test_tables_set_the_student_against_the_teacher() -> None:
             "tasks",
             ["", "teacher", "student", "against teacher"],
             [
-                ["arc_easy acc_norm", "0.25", "0.5", "+0.250"],
+                ["arc_easy acc_norm", "0.25 ± 0.043", "0.5 ± 0.086", "+0.250"],
                 ["mmlu acc", "0.3", "0.6", "+0.300"],
             ],
         ),
@@ -85,3 +85,26 @@ def test_tables_set_the_student_against_the_teacher() -> None:
     ]
     alone = result_tables({"teacher": results(1)})
     assert alone[1][2] == [["perplexity", "2,048", "10", ""]]
+
+
+def test_the_summary_tells_the_errors_that_were_measured() -> None:
+    """And has no empty column where no stage was found."""
+    metrics = {"data/seconds": 1.0, "data/peak_rss_bytes": 10**9, "evaluation_tokens": 100}
+    metrics |= {"teacher/perplexity": 8.0, "student/perplexity": 12.0, "student/nll_stderr": 0.5}
+    results = {
+        "teacher": [Result("perplexity", "held_out", "perplexity", 8.0, 0.25)],
+        "student": [
+            Result("perplexity", "held_out", "nll", 2.4, 0.5),
+            Result("perplexity", "held_out", "perplexity", 12.0, 0.75),
+            Result("tasks", "lambada_openai", "perplexity", 30.0, 9.0),
+        ],
+    }
+    stages, perplexities = summary_tables(metrics, results)
+    assert stages[1] == ["stage", "wall time", "peak memory"]
+    assert [len(row) for row in stages[2]] == [3]
+    assert perplexities[2] == [
+        ["teacher", "8.00", "0.25", "1.00"],
+        ["student", "12.00", "0.75", "1.50"],
+    ]
+    stages, _ = summary_tables({**metrics, "data/reused": True}, results)
+    assert stages[1][3] == "" and stages[2][0][3] == "found, not redone"

@@ -14,11 +14,18 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 import tc.recovery.checkpoint as checkpoint
-from tc.artifacts import Manifest, find
+from tc.artifacts import Manifest, find, save_tensors
 from tc.config import OptimizerKind
 from tc.errors import TCError
 from tc.optim import MuonAdamW, parameter_groups
-from tc.recovery.checkpoint import discard, latest, read, restore_optimizer, state_tensors, write
+from tc.recovery.checkpoint import (
+    discard,
+    latest,
+    restore_optimizer,
+    state_tensors,
+    stored,
+    write,
+)
 
 SIZES = {"q_proj.weight": (5, 3), "head.weight": (1, 4), "norm.weight": (3,), "a": (2, 2)}
 """Rows that two processes cannot share evenly; `q_proj` is Muon's."""
@@ -57,7 +64,8 @@ def trained(
 def contents(folder: Path) -> dict[str, torch.Tensor]:
     found = find(folder, manifest())
     assert found is not None
-    return {f"{kind}/{name}": value for kind, name, value in read(folder, found)}
+    with stored(folder, found) as tensors:
+        return {f"{kind}/{name}": value.whole() for (kind, name), value in tensors.items()}
 
 
 @pytest.mark.parametrize("kind", OptimizerKind)
@@ -80,6 +88,27 @@ def manifest_of(folder: Path) -> Manifest:
     found = find(folder, manifest())
     assert found is not None
     return found
+
+
+@pytest.mark.parametrize("cut", [(5,), (3, 2), (2, 2, 1), (5, 0)])
+def test_rows_are_read_alone_however_the_files_were_cut(
+    cut: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = torch.randn(5, 3)
+    made = manifest()
+    made.info["world"] = len(cut)
+    tmp_path.joinpath("step_1").mkdir()
+    for rank, piece in enumerate(whole.split(cut)):
+        tensors = {"exp_avg/a": piece, "step/a": torch.tensor(4.0)}
+        save_tensors(tmp_path / "step_1" / f"rank_{rank:03d}.safetensors", tensors)
+    with stored(tmp_path / "step_1", made) as found:
+        value = found["exp_avg", "a"]
+        assert torch.equal(value.whole(), whole)
+        for begin in range(6):
+            for end in range(begin, 6):
+                assert torch.equal(value.rows(begin, end), whole[begin:end])
+        assert not torch.equal(value.rows(1, 3), whole[0:2])
+        assert found["step", "a"].whole() == 4 and not found["step", "a"].has_rows
 
 
 def three(folder: Path) -> list[Path]:

@@ -6,6 +6,7 @@ import csv
 import os
 import random
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -158,6 +159,15 @@ def test_the_mixers_alone_are_trained_in_shards_too(base: Path) -> None:
     )
 
 
+def test_two_processes_train_what_the_streams_alone_reach(base: Path) -> None:
+    """Of an untied head no loss on the streams has a gradient, which DDP would wait for."""
+    options = ("recovery.stage1.tokens=0", "recovery.stage2.kl=0", "recovery.stage2.hidden=1")
+    options += ("teacher.model.tie_word_embeddings=false", "recovery.stage2.tokens=128")
+    assert finish(base, "streams", "trainer=ddp", *TWO, *options) == 0
+    trained = result(base, "streams")
+    assert "model.embed_tokens.weight" in trained and "lm_head.weight" not in trained
+
+
 def test_a_checkpoint_of_one_process_goes_on_in_two_and_those_in_others(base: Path) -> None:
     """One process, then DDP, then FSDP: each ends by a signal, all of its processes with it."""
     first = stop(base, "grown", 1, signal.SIGUSR1, "trainer=cpu")
@@ -169,9 +179,13 @@ def test_a_checkpoint_of_one_process_goes_on_in_two_and_those_in_others(base: Pa
 
 
 def test_torchrun_starts_the_processes_too(base: Path) -> None:
-    """And the second one waits for what the first makes, recomputes, and writes nothing."""
+    """And the second one waits for what the first makes, recomputes, and writes nothing.
+
+    What the first one is about to clear away, it takes for nothing that it need not do.
+    """
+    shutil.copytree(base / "one", base / "torchrun")
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
-    options = ("trainer=fsdp", *TWO, "recovery.activation_checkpointing=true")
+    options = ("trainer=fsdp", *TWO, "recovery.activation_checkpointing=true", "resume=false")
     assert finish(base, "torchrun", *options, launcher=launcher) == 0
     assert gap(result(base, "torchrun"), result(base, "one")) < 1e-4
     own, expected = losses(base, "torchrun", "stage2"), losses(base, "one", "stage2")

@@ -144,7 +144,13 @@ def poisoned(folder: Path, name: str, steps: tuple[int, ...], cfg: RecoveryConfi
     return task
 
 
-@pytest.mark.parametrize(("name", "term"), [("stage1", f"layer_{LAYERS[1]}"), ("stage2", "kl")])
+@pytest.mark.parametrize(
+    ("name", "term"),
+    [
+        ("stage1", f"layer_{LAYERS[1]}"),
+        ("stage2", f"kl, first in the output of layer {LAYERS[1]}"),
+    ],
+)
 def test_a_step_without_a_number_leaves_everything_as_it_was(
     name: str, term: str, tmp_path: Path
 ) -> None:
@@ -159,6 +165,34 @@ def test_a_step_without_a_number_leaves_everything_as_it_was(
     skips = [line for line in said if "skipped" in line]
     assert len(skips) == 1 and f"step 3: loss, {term}." in skips[0]
     assert f"layer_{LAYERS[0]}" not in skips[0]
+
+
+class BadGradient(Poisoned):
+    """At some steps the gradient behind one mixer is NaN, and no loss is."""
+
+    def student(self) -> PreTrainedModel:
+        student = Task.student(self)
+        self.states, passes = [], []
+
+        def poison(_: Any, __: Any, output: Any) -> None:
+            if torch.is_grad_enabled():
+                passes.append(1)
+                if len(passes) in self.steps:
+                    output[0].register_hook(lambda gradient: gradient * math.nan)
+
+        student.mixers[LAYERS[0]].register_forward_hook(poison)
+        return student
+
+
+def test_a_gradient_alone_is_traced_to_where_it_came_from(tmp_path: Path) -> None:
+    said: list[str] = []
+    task = BadGradient(tmp_path / "task", teacher(tmp_path), recipe())
+    task.steps = (3,)
+    task.run(task.watch(said))
+    (skip,) = [line for line in said if "skipped" in line]
+    prefix = f"model.layers.{LAYERS[0]}.self_attn."
+    assert "the gradient alone, of " in skip and f"first that of {prefix}o_proj.weight" in skip
+    assert "loss" not in skip
 
 
 def test_the_count_of_skips_goes_on_after_a_stop(tmp_path: Path) -> None:

@@ -9,9 +9,10 @@ import torch
 from recovery_helpers import LAYERS, Task, recipe, same, teacher
 from torch import nn
 
-from tc.config import Precision
+from tc.config import KL, Precision
 from tc.recovery import load_weights
 from tc.recovery.checkpoint import trained
+from tc.recovery.model import Distillation
 
 MIXERS = tuple(f"model.layers.{i}.self_attn." for i in LAYERS)
 BFLOAT16 = "teacher.dtype=bfloat16"
@@ -55,6 +56,23 @@ def test_what_is_trained_has_float32_masters_of_its_own(
             assert torch.equal(parameter, before[name].float()), name
     assert (student.lm_head.weight is student.model.embed_tokens.weight) == tied
     assert ("lm_head.weight" in trained(student)) == (not tied)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("terms", [{"kl": 0.0, "hidden": 1.0}, {"kl": 0.5, "hidden": 1.0}])
+def test_a_head_that_no_loss_sees_is_not_trained(
+    tied: bool, terms: dict[str, float], tmp_path: Path
+) -> None:
+    """And all that is trained gets a gradient, which DDP waits for."""
+    tie = f"++teacher.model.tie_word_embeddings={tied}"
+    task = task_of(tmp_path, tie, precision=Precision.float32, lr_rest=1e-3, **terms)
+    student = task.student()
+    seen = terms["kl"] > 0 or tied
+    assert student.lm_head.weight.requires_grad == seen
+    both = Distillation(task.teacher, student, task.cfg.stage2, KL.chunk, recompute=False)
+    ids = torch.arange(8)[None]
+    both(ids, ids)["loss"].backward()
+    assert all(parameter.grad is not None for parameter in trained(student).values())
 
 
 def test_a_half_precision_teacher_is_widened_to_compute_in_float32(tmp_path: Path) -> None:

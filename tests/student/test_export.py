@@ -435,12 +435,12 @@ def test_results_of_the_long_table_are_shown(finished: Path, tmp_path: Path, mon
     for name in ("science.json", "metrics.json"):
         (tmp_path / name).write_bytes((finished / name).read_bytes())
     (tmp_path / "results.csv").write_text(
-        "model,measure,task,metric,value,stderr,position\nstudent,tasks,boolq,acc,0.61,0.02,\n"
+        "model,measure,task,metric,value,stderr,position\nstudent,tasks,boolq,acc,0.6123456,0.02,\n"
     )
     export(finished / "student", tmp_path / "out", "remote", tmp_path)
     card = (tmp_path / "out" / "README.md").read_text()
     assert "| model | measure | task | metric | value | stderr |" in card
-    assert "| student | tasks | boolq | acc | 0.61 | 0.02 |" in card
+    assert "| student | tasks | boolq | acc | 0.6123 | 0.02 |" in card
 
 
 def test_results_of_another_run_are_refused(finished: Path, tmp_path: Path) -> None:
@@ -461,6 +461,23 @@ def test_a_damaged_student_of_a_run_is_named(finished: Path, tmp_path: Path) -> 
     path.write_text(path.read_text() + " ")
     with pytest.raises(TCError, match=r"tokenizer_config.json has \d+ bytes, not"):
         export(tmp_path / "student", tmp_path / "out", "remote")
+
+
+@pytest.mark.parametrize(
+    ("converted", "sentence"),
+    [
+        ([], "All 3 layers keep the teacher's softmax attention."),
+        ([1], "Of 3 layers 2 keep .* attention; the other one is a Gated DeltaNet mixer with a"),
+        ([0, 2], "Of 3 layers 1 keeps .* attention; the other 2 are Gated DeltaNet mixers, each"),
+        ([0, 1, 2], "All 3 layers are Gated DeltaNet mixers, each with a state of constant size."),
+    ],
+)
+def test_the_card_says_how_many_layers_of_which_kind(
+    converted: list[int], sentence: str, student
+) -> None:
+    config = config_of(student)
+    config["num_hidden_layers"], config["gdn"]["layers"] = 3, converted
+    assert re.search(sentence, model_card(config, "remote", "0.1.0", None))
 
 
 @pytest.mark.parametrize(

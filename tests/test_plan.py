@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import multiprocessing
-from pathlib import Path
-
 import pytest
 from composing import config
-from scale.measure import CASES, SIZES, measured, overrides, taken, told
+from scale.measure import CASES, SIZES, measured, overrides, told
 
 from tc.plan import PROGRAM_BYTES, RecoveryCost, mixer_parameters, recovery_costs
 from tc.teacher import read_geometry
@@ -27,11 +24,10 @@ def fits(said: int, seen: int) -> bool:
         ["sequence_length=512", "batch_sequences=8", "micro_sequences=2", "lr_rest=1e-4"],
     ],
 )
-def test_memory_of_recovery_is_what_it_takes(own: list[str], tmp_path: Path) -> None:
+def test_memory_of_recovery_is_what_it_takes(own: list[str]) -> None:
     given = overrides(SIZES, own)
     cost = told(given)
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        found = pool.apply(taken, (tmp_path, given))
+    (found,) = measured(given, 1)
     assert fits(cost.memory.total - PROGRAM_BYTES, found["peak"])
     assert not fits(cost.memory.trained // 4, found["peak"])  # a control: weights alone
 

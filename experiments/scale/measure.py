@@ -10,11 +10,12 @@ what libraries take is subtracted on both sides.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gc
 import json
+import multiprocessing
 import os
-import subprocess
-import sys
+import socket
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -108,15 +109,38 @@ def taken(folder: Path, given: list[str]) -> dict[str, int]:
 
 
 def measured(given: list[str], world: int) -> list[dict[str, int]]:
-    """The same of every process of a run, each a process of its own."""
-    with tempfile.TemporaryDirectory() as name:
+    """The same of every process of a run, each a process of its own, started as torchrun would."""
+    context = multiprocessing.get_context("forkserver")  # which imports once for all of them
+    context.set_forkserver_preload([__name__])
+    with tempfile.TemporaryDirectory() as name, socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+        free.close()
         folder = Path(name)
-        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={world}"]
-        launcher = [] if world == 1 else launcher
-        command = [sys.executable, *launcher, __file__, "--worker", name, *given]
-        environ = {**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": str(2**20)}
-        subprocess.run(command, check=True, env=environ, stdout=subprocess.DEVNULL)
-        return [json.loads(path.read_text()) for path in sorted(folder.glob("rank*.json"))]
+        workers = [
+            context.Process(target=_worker, args=(folder, given, rank, world, port))
+            for rank in range(world)
+        ]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        if any(worker.exitcode for worker in workers):
+            raise RuntimeError(f"a process failed: {[worker.exitcode for worker in workers]}")
+        return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(world)]
+
+
+def _worker(folder: Path, given: list[str], rank: int, world: int, port: int) -> None:
+    # Blocks of a MiB or more go back to the system when they are freed.
+    libc = ctypes.CDLL(None)
+    libc.mallopt(-3, 2**20)
+    libc.malloc_trim(0)
+    if world > 1:
+        ranks = {"RANK": rank, "LOCAL_RANK": rank, "GROUP_RANK": 0}
+        worlds = {"WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "TORCHELASTIC_RUN_ID": "scale"}
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        os.environ |= {k: str(v) for k, v in (ranks | worlds | place).items()}
+    write_json(folder / f"rank{rank}.json", taken(folder, given))
 
 
 def row(name: str, world: int) -> dict[str, Any]:
@@ -142,11 +166,6 @@ def row(name: str, world: int) -> dict[str, Any]:
 
 def main() -> None:
     """Measures all cases, one after another."""
-    if sys.argv[1:2] == ["--worker"]:
-        folder = Path(sys.argv[2])
-        found = taken(folder, sys.argv[3:])
-        write_json(folder / f"rank{os.environ.get('RANK', '0')}.json", found)
-        return
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--worlds", nargs="+", type=int, default=[1, 2, 4])
     parser.add_argument("--output", type=Path)

@@ -265,11 +265,14 @@ def test_heads_as_wide_as_256_in_groups(which: str, monkeypatch: pytest.MonkeyPa
     wide = load_teacher(cfg, Path("/nowhere")).model
     assert wide.config.num_attention_heads > wide.config.num_key_value_heads
     monkeypatch.setattr(student_helpers, "teacher", lambda architecture: wide)
-    model, (ids, mask) = student("qwen3", which), padded(tokens(70, 4), "left")
+    model, rows = student("qwen3", which), tokens(70, 4)
     assert {mixer.head_dim for mixer in model.mixers.values()} == {256}
-    alone = torch.cat([by_hand(model, row) for row in tokens(70, 4)])
+    ids, mask = padded(rows, "left")
+    alone = torch.cat([by_hand(model, row) for row in rows])
     assert torch.equal(generated(model, ids, attention_mask=mask), alone)
-    assert not torch.equal(generated(model, ids), alone)  # a control: pads read as text
+    short, unmasked = logits(model, rows[1])[0], logits(model, ids)[1, -4:]
+    assert rel_rms(logits(model, ids, attention_mask=mask)[1, -4:], short) < 1e-5
+    assert rel_rms(unmasked, short) > 0.01  # a control: pads read as text
 
 
 @which_layers

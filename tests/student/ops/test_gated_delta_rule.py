@@ -78,18 +78,22 @@ def test_the_widest_heads_in_groups(case: str) -> None:
     seen, expected = run(inputs, torch.float32, "chunk"), truth(inputs)
     # Of one key over and over the sums that nearly cancel are longer still.
     assert worst(seen, expected) < (5 * TOLERANCE if case == "repeated_keys" else TOLERANCE,)
-    swapped = truth({**inputs, "k": inputs["k"].flip(2)})  # a control: each group reads the other's
+    swapped = truth({**inputs, "q": inputs["q"].flip(2)})  # a control: each group reads the other's
     assert rel_rms(swapped["o"], expected["o"]) > 0.1
 
 
+@pytest.mark.parametrize("g", [-1e4, -1e20, -torch.inf])
 @pytest.mark.parametrize("backend", CPU_BACKENDS)
-def test_a_decay_to_nothing_at_all(backend: str) -> None:
-    """What float32 makes of a huge A_log, g = -inf, forgets everything; it is no NaN."""
-    inputs, inputs_of_finite = make(70), make(70)
-    inputs["g"][:, ::3], inputs_of_finite["g"][:, ::3] = -torch.inf, -1e30
-    expected = truth(inputs_of_finite)
+def test_a_decay_to_nothing_at_all(backend: str, g: float, monkeypatch) -> None:
+    """g = -inf, what float32 makes of a huge A_log, forgets everything; weak ones stay exact."""
+    inputs, finite = make(70), make(70)
+    inputs["g"][:, ::9], finite["g"][:, ::9] = g, -1e4
+    expected = truth(finite)
     assert worst(run(inputs, torch.float32, backend), expected) < (TOLERANCE,)
     assert worst(run(make(70), torch.float32, backend), expected) > (0.1,)
+    if backend == "chunk" and g < -1e4:  # a control
+        monkeypatch.setattr(chunk, "LOWEST", -torch.inf)
+        assert worst(run(inputs, torch.float32, backend), expected) > (TOLERANCE,)
 
 
 @pytest.mark.parametrize(("H", "J"), [(6, 1), (6, 2), (6, 3)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 
@@ -33,7 +33,7 @@ class Plan:
         mixer_parameters: of one mixer, in FLA's form.
         student_parameters: of the whole student.
         memory_bytes: estimated peak of the stages that use one device.
-        recovery_bytes: estimated peak of recovery on each device, or None without one.
+        recovery: estimated cost of each stage of recovery.
         disk_bytes: estimated size of what is written.
         flops: estimated arithmetic.
         seconds: estimated wall time at the speed of this machine's matrix products, or None where
@@ -47,10 +47,20 @@ class Plan:
     mixer_parameters: int
     student_parameters: int
     memory_bytes: int
-    recovery_bytes: int | None
+    recovery: dict[str, RecoveryCost]
     disk_bytes: int
     flops: float
     seconds: float | None
+
+    @property
+    def recovery_bytes(self) -> int | None:
+        """Estimated peak of recovery on each device, or None without one."""
+        return max((cost.memory.total for cost in self.recovery.values()), default=None)
+
+    @property
+    def loading_bytes(self) -> int | None:
+        """Estimated peak on each device before recovery deals anything, or None without one."""
+        return max((cost.loading_bytes for cost in self.recovery.values()), default=None)
 
 
 def make_plan(config: Config, geometry: GeometryConfig) -> Plan:
@@ -71,7 +81,7 @@ def make_plan(config: Config, geometry: GeometryConfig) -> Plan:
         mixer_parameters=mixer,
         student_parameters=student,
         memory_bytes=_memory(config, geometry, student, mixer),
-        recovery_bytes=recovery_memory(config, geometry, converted * mixer),
+        recovery=recovery_costs(config, geometry, converted * mixer),
         disk_bytes=_disk(config, geometry, student, converted, mixer),
         flops=flops,
         seconds=None if rate is None else flops / rate,
@@ -209,40 +219,176 @@ WIDTHS = 40
 """Numbers a token and layer that the backward pass keeps, in multiples of the model's width."""
 
 
-def recovery_memory(config: Config, geometry: GeometryConfig, mixers: int) -> int | None:
-    """What recovery holds on each device at its peak: the larger of its stages.
+@dataclass
+class RecoveryMemory:
+    """Bytes that one process of recovery holds at its peak, by what they are for.
+
+    Attributes:
+        program: Python and its libraries, where there is no device of its own.
+        frozen: weights that are not trained, teacher's and student's.
+        trained: weights, gradients and the optimizer's moments, in float32.
+        gathered: weights that FSDP makes whole for a while, and their whole gradients.
+        activations: what the backward pass keeps.
+        logits: chunks of the KL divergence.
+    """
+
+    program: int
+    frozen: int
+    trained: int
+    gathered: int
+    activations: int
+    logits: int
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return sum(getattr(self, field.name) for field in fields(self))
+
+
+@dataclass
+class RecoveryCost:
+    """What a stage of recovery costs.
+
+    Attributes:
+        memory: of each process.
+        loading_bytes: of each process, while it makes teacher and student, whole, on the run's
+            device, before FSDP deals them.
+        step_tokens: of an optimizer step, over all devices.
+        step_flops: arithmetic of a step on each device.
+        step_traffic_bytes: what each device sends in a step, and as much is received.
+    """
+
+    memory: RecoveryMemory
+    loading_bytes: int
+    step_tokens: int
+    step_flops: float
+    step_traffic_bytes: int
+
+    def tokens_per_second(self, flops: float, bytes_per_second: float) -> float:
+        """A bound, over all devices: arithmetic and traffic as if neither waited for the other.
+
+        Args:
+            flops: operations a second of a device.
+            bytes_per_second: that a device sends.
+        """
+        traffic = self.step_traffic_bytes / bytes_per_second
+        return self.step_tokens / max(self.step_flops / flops, traffic)
+
+
+def recovery_costs(
+    config: Config, geometry: GeometryConfig, mixers: int
+) -> dict[str, RecoveryCost]:
+    """What each stage of recovery costs; nothing where a saved student is only measured.
 
     Args:
         config: strategy, devices, precision and the recipe.
         geometry: of the teacher.
         mixers: parameters of all mixers.
     """
-    trainer, recovery = config.trainer, config.recovery
+    if config.student.path:
+        return {}
+    return {name: _recovery_cost(config, geometry, mixers, name) for name in config.recovery.stages}
+
+
+def _recovery_cost(
+    config: Config, geometry: GeometryConfig, mixers: int, name: str
+) -> RecoveryCost:
+    stage, trainer = config.recovery.stages[name], config.trainer
     world = trainer.devices * trainer.nodes
-    shards = world if trainer.strategy is Strategy.fsdp else 1
+    micro = stage.micro_sequences or -(-stage.batch_sequences // world)
+    rest = _trains_rest(config, name)
+    flops = _passes(name, rest) * 2 * geometry.parameters
+    tokens = stage.batch_sequences * stage.sequence_length
+    return RecoveryCost(
+        memory=_recovery_memory(config, geometry, mixers, name, micro * stage.sequence_length),
+        loading_bytes=_loading(config, geometry, mixers, rest),
+        step_tokens=tokens,
+        step_flops=flops * tokens / world,
+        step_traffic_bytes=_traffic(
+            config, geometry, mixers, name, -(-stage.batch_sequences // (world * micro))
+        ),
+    )
+
+
+def _recovery_memory(
+    config: Config, geometry: GeometryConfig, mixers: int, name: str, tokens: int
+) -> RecoveryMemory:
+    """Of a process that has `tokens` of a micro-batch."""
+    trainer, recovery = config.trainer, config.recovery
+    shards = _shards(config)
+    rest = _trains_rest(config, name)
     size = BYTES[config.teacher.dtype.value]
     width = 2 if trainer.precision is Precision.bfloat16 else 4
     layers, hidden = geometry.num_hidden_layers, geometry.hidden_size
-    tables = 2 * geometry.vocab_size * hidden  # embeddings and head, which FSDP keeps whole
-    stages = []
-    for name, stage in ({} if config.student.path else recovery.stages).items():
-        rest = name == "stage2" and recovery.stage2.lr_rest > 0
-        trained = _trained(config, geometry, name, mixers)
-        # Frozen weights are the teacher's own memory, but for FSDP, which holds them twice.
-        frozen = geometry.parameters * size * (2 if shards > 1 and not rest else 1)
-        weights = (TRAINED_BYTES * trained + frozen) // shards
-        if shards > 1:  # the layer at work and the one that is fetched meanwhile, of both models
-            weights += (size + 4) * (tables + 2 * geometry.parameters // layers)
-        tokens = stage.sequence_length * (
-            stage.micro_sequences or -(-stage.batch_sequences // world)
-        )
-        kept = WIDTHS if not recovery.activation_checkpointing else 1
-        activations = width * tokens * hidden * (layers * kept + WIDTHS)
-        logits = 4 * 4 * KL_ROWS * geometry.vocab_size if name == "stage2" else 0
-        stages.append(weights + activations + logits)
+    trained = _trained(config, geometry, name, mixers)
+    # Frozen weights are the teacher's own memory, but for FSDP, which holds them twice.
+    frozen = geometry.parameters * size * (2 if shards > 1 and not rest else 1)
+    gathered = 0
+    if shards > 1:
+        tables = 2 * geometry.vocab_size * hidden  # embeddings and head, whole for a whole step
+        layer = geometry.parameters // layers
+        # The layer at work and the one that is fetched meanwhile, of both models.
+        gathered = (size + 4) * (tables + 2 * layer) + (4 * (tables + layer) if rest else 0)
+    kept = WIDTHS if not recovery.activation_checkpointing else 1
+    activations = width * tokens * hidden * (layers * kept + WIDTHS)
+    return RecoveryMemory(
+        program=_program(config),
+        frozen=frozen // shards,
+        trained=TRAINED_BYTES * trained // shards,
+        gathered=gathered,
+        activations=activations,
+        logits=4 * 4 * KL_ROWS * geometry.vocab_size if name == "stage2" else 0,
+    )
+
+
+def _program(config: Config) -> int:
+    """Of the program, where it shares the memory that is spoken of."""
+    trainer = config.trainer
     on_gpu = trainer.accelerator is Accelerator.gpu or trainer.strategy is not Strategy.single
-    program = 0 if on_gpu and trainer.accelerator is not Accelerator.cpu else PROGRAM_BYTES
-    return program + max(stages) if stages else None
+    return 0 if on_gpu and trainer.accelerator is not Accelerator.cpu else PROGRAM_BYTES
+
+
+def _shards(config: Config) -> int:
+    """Among how many devices each model is dealt."""
+    trainer = config.trainer
+    return trainer.devices * trainer.nodes if trainer.strategy is Strategy.fsdp else 1
+
+
+def _trains_rest(config: Config, name: str) -> bool:
+    return name == "stage2" and config.recovery.stage2.lr_rest > 0
+
+
+def _loading(config: Config, geometry: GeometryConfig, mixers: int, rest: bool) -> int:
+    """Teacher and student as every process makes them, before anything is dealt.
+
+    The mixers are there twice in float32: as they are handed over, and as the student's own.
+    """
+    size = BYTES[config.teacher.dtype.value]
+    own = geometry.parameters * (4 if rest else size if _shards(config) > 1 else 0)
+    return _program(config) + geometry.parameters * size + own + 2 * 4 * mixers
+
+
+def _traffic(
+    config: Config, geometry: GeometryConfig, mixers: int, name: str, micro_batches: int
+) -> int:
+    """Bytes that each device sends in a step, by rings: all but one part of what is moved.
+
+    FSDP gathers both models' weights once a micro-batch, the student's once more for the backward
+    pass (and again where it recomputes is the same gathering), and scatters gradients; DDP sums
+    them once a step.
+    """
+    world = config.trainer.devices * config.trainer.nodes
+    trained = 4 * _trained(config, geometry, name, mixers)
+    if world == 1:
+        return 0
+    if config.trainer.strategy is Strategy.ddp:
+        return 2 * trained * (world - 1) // world
+    size = BYTES[config.teacher.dtype.value]
+    teacher = geometry.parameters * size
+    frozen = 0 if _trains_rest(config, name) else teacher
+    # Stage 1 runs the student's mixers alone.
+    student = trained + (frozen if name == "stage2" else 0)
+    return micro_batches * (teacher + 2 * student + trained) * (world - 1) // world
 
 
 def _disk(
@@ -267,8 +413,12 @@ def _checkpoints(config: Config, geometry: GeometryConfig, mixers: int) -> int:
 
 def _trained(config: Config, geometry: GeometryConfig, stage: str, mixers: int) -> int:
     """Parameters that a stage of recovery trains."""
-    rest = stage == "stage2" and config.recovery.stage2.lr_rest > 0
-    return mixers + (geometry.parameters if rest else 0)
+    return mixers + (geometry.parameters if _trains_rest(config, stage) else 0)
+
+
+def _passes(stage: str, rest: bool) -> float:
+    """Forward passes that a step's arithmetic is worth: teacher's, student's, and its backward."""
+    return 2 + (2.0 if stage == "stage2" and rest else 1.2)
 
 
 def _flops(config: Config, geometry: GeometryConfig, converted: int, mixer: int) -> float:
@@ -318,9 +468,9 @@ def _recovery_flops(config: Config, geometry: GeometryConfig) -> float:
     """Teacher forward, and student forward and backward; half of the latter for frozen weights."""
     total = 0.0
     for name, stage in config.recovery.stages.items():
-        backward = 2.0 if name == "stage2" and config.recovery.stage2.lr_rest > 0 else 1.2
+        passes = _passes(name, _trains_rest(config, name))
         looks = (config.recovery.validations + 2) * 2 * config.recovery.validation_tokens
-        total += 2 * geometry.parameters * ((2 + backward) * stage.tokens + looks)
+        total += 2 * geometry.parameters * (passes * stage.tokens + looks)
     return total
 
 

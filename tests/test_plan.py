@@ -2,64 +2,18 @@
 
 from __future__ import annotations
 
-import gc
-import multiprocessing
-from pathlib import Path
-
-import psutil
 import pytest
-import torch
 from composing import config
-from lightning.pytorch import Trainer  # noqa: F401  counted as the program, not as what a run holds
+from scale.measure import CASES, SIZES, measured, overrides, told
 
-from tc.artifacts import Manifest, save_tensors
-from tc.data import Packed
-from tc.init import form_of, fresh_mixer
-from tc.meter import Meter
-from tc.plan import PROGRAM_BYTES, mixer_parameters, recovery_memory
-from tc.recovery import Stage, Watch, run_stage, student_of
-from tc.teacher import load_teacher, read_geometry
-
-SIZES = {
-    "hidden_size": 512,
-    "intermediate_size": 1536,
-    "num_hidden_layers": 8,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 64,
-}
-STEPS = 2
+from tc.plan import PROGRAM_BYTES, RecoveryCost, mixer_parameters, recovery_costs
+from tc.teacher import read_geometry
 
 
-def overrides(*own: str) -> list[str]:
-    model = ",".join(f"{name}:{value}" for name, value in SIZES.items())
-    stage = [f"recovery.stage2.{pair}" for pair in own]
-    return ["teacher=random_llama", f"+teacher.model={{{model}}}", "recovery=quick", *stage]
-
-
-def peak(folder: Path, given: list[str]) -> int:
-    """Bytes that two steps of stage 2 take at their peak, the teacher included."""
-    torch.set_num_threads(1)
-    run = config(*given)
-    gc.collect()
-    before = psutil.Process().memory_info().rss
-    with Meter() as meter:
-        teacher = load_teacher(run.teacher, folder).model
-        layers = teacher.model.layers
-        form = form_of(layers[0].self_attn, run.student, "auto")
-        mixers = {i: fresh_mixer(layers[i].self_attn, i, form, 0) for i in range(len(layers))}
-        student = student_of(teacher, mixers, run.recovery, "stage2", run.trainer.precision)
-        cfg = run.recovery.stage2
-        ids = torch.randint(0, 256, (STEPS * cfg.batch_sequences, cfg.sequence_length))
-        positions = torch.arange(cfg.sequence_length).expand_as(ids)
-        training = folder / "training.safetensors"
-        text = {"input_ids": ids.int(), "position_ids": positions.int().contiguous()}
-        save_tensors(training, text)
-        manifest = Manifest("recover stage2", {"made": "for a test"})
-        held_out = Packed(ids[:1, :8], positions[:1, :8])
-        stage = Stage("stage2", manifest, folder / "stage2", training, held_out, 0)
-        run_stage(teacher, student, stage, run.recovery, run.trainer, False, Watch())
-    return meter.peak_rss_bytes - before
+def fits(said: int, seen: int) -> bool:
+    """An estimate is good for knowing whether a run fits, no more."""
+    print(f"told {said / 1e6:.0f} MB, taken {seen / 1e6:.0f} MB")
+    return 0.7 < said / seen < 1.6
 
 
 @pytest.mark.parametrize(
@@ -70,15 +24,66 @@ def peak(folder: Path, given: list[str]) -> int:
         ["sequence_length=512", "batch_sequences=8", "micro_sequences=2", "lr_rest=1e-4"],
     ],
 )
-def test_memory_of_recovery_is_what_it_takes(own: list[str], tmp_path: Path) -> None:
-    given = [*overrides(*own), "policy=none", "recovery.stage2.optimizer=adamw"]
-    run = config(*given)
+def test_memory_of_recovery_is_what_it_takes(own: list[str]) -> None:
+    given = overrides(SIZES, own)
+    cost = told(given)
+    (found,) = measured(given, 1)
+    assert fits(cost.memory.total - PROGRAM_BYTES, found["peak"])
+    assert not fits(cost.memory.trained // 4, found["peak"])  # a control: weights alone
+
+
+@pytest.mark.slow
+def test_memory_in_two_processes_is_what_each_takes() -> None:
+    cost, alone = (told(overrides(SIZES, CASES["all"], world)) for world in (2, 1))
+    found = measured(overrides(SIZES, CASES["all"], 2), 2)
+    assert len(found) == 2
+
+    def expected(cost: RecoveryCost) -> int:
+        return max(cost.memory.total, cost.loading_bytes) - PROGRAM_BYTES
+
+    for each in found:
+        assert fits(cost.loading_bytes - PROGRAM_BYTES, each["loading"])
+        assert fits(expected(cost), each["peak"])
+    assert cost.memory.trained < 0.6 * alone.memory.trained
+
+
+PAPER = ["teacher=qwen3_8b", "policy=every4", "recovery=paper"]
+
+
+def costs(*more: str) -> dict[str, RecoveryCost]:
+    run = config(*PAPER, *more)
     geometry = read_geometry(run.teacher)
-    mixers = geometry.num_hidden_layers * mixer_parameters(geometry, run.student.use_gate)
-    told = recovery_memory(run, geometry, mixers)
-    assert told is not None
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        taken = pool.apply(peak, (tmp_path, given))
-    ratio = (told - PROGRAM_BYTES) / taken
-    print(f"{own}: told {(told - PROGRAM_BYTES) / 1e6:.0f} MB, taken {taken / 1e6:.0f} MB")
-    assert 0.7 < ratio < 1.6
+    mixers = 27 * mixer_parameters(geometry, run.student.use_gate)
+    return recovery_costs(run, geometry, mixers)
+
+
+def test_shards_are_an_eighth_and_what_is_gathered_is_not() -> None:
+    one, eight = costs(), costs("trainer=fsdp", "trainer.devices=8")
+    for name in ("stage1", "stage2"):
+        own, alone = eight[name].memory, one[name].memory
+        assert own.trained == alone.trained // 8
+        assert alone.gathered == 0 and own.gathered > 0
+        assert own.activations <= alone.activations
+        assert eight[name].step_flops == one[name].step_flops / 8
+        assert one[name].step_traffic_bytes == 0 < eight[name].step_traffic_bytes
+        # Every process makes both models whole, however many there are.
+        assert eight[name].loading_bytes >= one[name].loading_bytes - PROGRAM_BYTES
+
+
+def test_traffic_and_arithmetic_bound_the_tokens_of_a_second() -> None:
+    cost = costs("trainer=fsdp", "trainer.devices=8")["stage2"]
+    quick = cost.tokens_per_second(1e30, 1e30)
+    by_flops = cost.tokens_per_second(4e14, 1e30)
+    by_traffic = cost.tokens_per_second(1e30, 5e10)
+    assert cost.tokens_per_second(4e14, 5e10) == min(by_flops, by_traffic) < quick
+    assert by_flops == pytest.approx(cost.step_tokens / (cost.step_flops / 4e14))
+    # Of 32 sequences each of 8 devices has 4, one a micro-batch: four gatherings a step.
+    student = cost.memory.trained * 8 / 4
+    teacher = 2 * 8190735360
+    assert cost.step_traffic_bytes == pytest.approx(4 * (teacher + 3 * student) * 7 / 8, rel=1e-6)
+
+
+def test_ddp_sums_gradients_once_a_step() -> None:
+    cost = costs("trainer=ddp", "trainer.devices=8")["stage2"]
+    assert cost.step_traffic_bytes == pytest.approx(2 * cost.memory.trained / 4 * 7 / 8, rel=1e-6)
+    assert cost.memory.gathered == 0

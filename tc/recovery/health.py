@@ -20,8 +20,9 @@ def watching(mixers: Mapping[int, GatedDeltaNet]) -> Iterator[dict[int, dict[str
 
     `half_life` in tokens, the median over heads of ln 2 / mean decay a token; `beta`, the mean
     write strength; `gate_rms`, of the output gate; `state_norm`, the mean Frobenius norm of a
-    head's last state. It looks from inside the mixer's own forward pass, where the weights are
-    whole even if they are sharded elsewhere.
+    head's last state. Of a text that is read in pieces, the last piece is seen. It looks from
+    inside the mixer's own forward pass, where the weights are whole even if they are sharded
+    elsewhere.
     """
     found: dict[int, dict[str, float]] = {}
     for layer, mixer in mixers.items():

@@ -123,9 +123,12 @@ def _layer_rows(plan: Plan) -> list[list[str]]:
 
 
 def _recovery_row(plan: Plan) -> list[list[str]]:
-    if plan.recovery_bytes is None:
+    if plan.recovery_bytes is None or plan.loading_bytes is None:
         return []
-    return [["memory of recovery, each device", f"about {ui.size(plan.recovery_bytes)}"]]
+    return [
+        ["memory of recovery, each device", f"about {ui.size(plan.recovery_bytes)}"],
+        ["the same, before models are dealt", f"about {ui.size(plan.loading_bytes)}"],
+    ]
 
 
 def _listed(layers: list[int]) -> str:

@@ -16,6 +16,9 @@ from transformers.cache_utils import Cache
 from tc.student.cache import recurrent_layer
 from tc.student.ops import gated_delta_rule
 
+PIECE = 2048
+"""Tokens of a long text that are read at once where no gradient is wanted."""
+
 
 @dataclass
 class MixerForm:
@@ -152,19 +155,30 @@ class GatedDeltaNet(nn.Module):
         seen = 0 if layer is None else layer.num_tokens
         B, T, _ = hidden_states.shape
         mask = token_mask(attention_mask, seen, B, T)
-        if mask is not None:
-            # Else a NaN in a pad, times a gradient of zero, would reach the weights' gradients.
-            hidden_states = hidden_states.masked_fill(~mask[..., None], 0)
-        o, state = self.read_out(
-            hidden_states,
-            mask=mask,
-            resets=document_starts(position_ids, B) if cache is None else None,
-            state=None if layer is None else layer.state,
-            output_final_state=layer is not None,
-        )
+        resets = document_starts(position_ids, B) if cache is None else None
+        state = None if layer is None else layer.state
+        # Where no gradient is wanted, a long text is read in pieces: what this layer holds beside
+        # its input and its output is that of one piece.
+        size = T if torch.is_grad_enabled() else PIECE
+        outputs = []
+        for start in range(0, T, size):
+            part = slice(start, start + size)
+            x = hidden_states[:, part]
+            real = None if mask is None else mask[:, part]
+            if real is not None:
+                # Else a NaN in a pad, times a gradient of zero, would reach the weights' gradients.
+                x = x.masked_fill(~real[..., None], 0)
+            o, state = self.read_out(
+                x,
+                mask=real,
+                resets=None if resets is None else resets[:, part],
+                state=state,
+                output_final_state=layer is not None or part.stop < T,
+            )
+            outputs.append(self.o_proj(self.features(x, o)))
         if layer is not None and state is not None:
             layer.store(state, T)
-        return self.o_proj(self.features(hidden_states, o)), None
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1), None
 
     def read_out(
         self,

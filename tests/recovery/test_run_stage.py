@@ -16,6 +16,7 @@ import tc.recovery.run as stage_run
 from tc.config import OptimizerKind, Precision
 from tc.errors import TCError
 from tc.recovery import Stopped, Watch
+from tc.recovery.module import Recovery
 from tc.recovery.run import milestones
 from tc.signals import STOPPING
 
@@ -74,6 +75,30 @@ def test_with_all_trained_and_any_optimizer_too(kind: OptimizerKind, tmp_path: P
             cut.run(stopping_after(step, signal.SIGTERM))
     assert same(cut.run(), expected)
     assert curve(cut) == curve(whole)
+
+
+@pytest.mark.parametrize("name", ["stage1", "stage2"])
+def test_accumulation_changes_neither_loss_nor_step(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four sequences at once, in two micro-batches and in four: the mean, not the sum."""
+    model = teacher(tmp_path)
+
+    def ran(folder: str, micro: int | None) -> tuple[list[float], dict[str, torch.Tensor]]:
+        task = Task(tmp_path / folder, model, recipe(name, micro_sequences=micro), name)
+        weights = task.run()
+        points = [p for p in task.info["history"] if "loss" in p]
+        assert len(points) == STEPS
+        return [p[key] for p in points for key in ("loss", "gradient_norm")], weights
+
+    values, weights = ran("whole", None)
+    for micro in (1, 2):
+        own, found = ran(f"micro{micro}", micro)
+        assert own == pytest.approx(values, rel=1e-4)
+        assert gap(found, weights) < 1e-4
+    real = Recovery.training_step  # a control: a loss that is summed
+    monkeypatch.setattr(Recovery, "training_step", lambda *a: 2 * real(*a))
+    assert ran("summed", 2)[0] != pytest.approx(values, rel=1e-4)
 
 
 def test_ctrl_c_after_other_signals_stops_at_once(tmp_path: Path) -> None:

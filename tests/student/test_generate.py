@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+import student_helpers
 import torch
 from op_cases import rel_rms
-from student_helpers import ARCHITECTURES, PAD, WHICH, logits, padded, student, tokens
+from student_helpers import ARCHITECTURES, PAD, WHICH, logits, padded, student, teacher_cfg, tokens
 from transformers import DynamicCache, PreTrainedModel, cache_utils
 from transformers.cache_utils import CacheLayerMixin, QuantizedLayer
 
 from tc.student.cache import RecurrentLayer
+from tc.teacher import load_teacher
 
 each = pytest.mark.parametrize("architecture", ARCHITECTURES)
 which_layers = pytest.mark.parametrize("which", WHICH)
@@ -248,6 +252,27 @@ def test_prefill_in_pieces_equals_one(architecture: str, which: str) -> None:
             pieces.append(out.logits)
         assert cache.get_seq_length() == 101
         assert rel_rms(torch.cat(pieces, 1), whole) < 1e-5
+        # A control: pieces that know nothing of those before them.
+        apart = [logits(model, piece, use_cache=False) for piece in ids.split(sizes, 1)]
+        assert rel_rms(torch.cat(apart, 1), whole) > 0.01
+
+
+@which_layers
+@torch.no_grad()
+def test_heads_as_wide_as_256_in_groups(which: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    cfg = teacher_cfg("qwen3")
+    cfg.model = {**cfg.model, "head_dim": 256}
+    wide = load_teacher(cfg, Path("/nowhere")).model
+    assert wide.config.num_attention_heads > wide.config.num_key_value_heads
+    monkeypatch.setattr(student_helpers, "teacher", lambda architecture: wide)
+    model, rows = student("qwen3", which), tokens(70, 4)
+    assert {mixer.head_dim for mixer in model.mixers.values()} == {256}
+    ids, mask = padded(rows, "left")
+    alone = torch.cat([by_hand(model, row) for row in rows])
+    assert torch.equal(generated(model, ids, attention_mask=mask), alone)
+    short, unmasked = logits(model, rows[1])[0], logits(model, ids)[1, -4:]
+    assert rel_rms(logits(model, ids, attention_mask=mask)[1, -4:], short) < 1e-5
+    assert rel_rms(unmasked, short) > 0.01  # a control: pads read as text
 
 
 @which_layers

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from op_cases import rel_rms
 from transformers import DynamicCache
 
+from tc.student.hybrid import cast
 from tc.student.mixer import (
     GatedDeltaNet,
     MixerForm,
@@ -19,6 +20,7 @@ from tc.student.mixer import (
     mixer_state,
     token_mask,
 )
+from tc.student.ops import BACKENDS, chunk
 
 FORMS = {
     "fla": {},
@@ -99,6 +101,70 @@ def test_every_parameter_learns() -> None:
     mixer = mixer_of("all")
     mixer(inputs())[0].square().sum().backward()
     assert all(p.grad.isfinite().all() and p.grad.any() for p in mixer.parameters())
+
+
+@pytest.mark.parametrize("length", [2, 31, 64])
+def test_a_short_sequence_learns_in_evaluation_mode(length: int, monkeypatch) -> None:
+    """No back end that only goes forward is taken, whatever the mode and the length."""
+    x = inputs()[:, :length]
+
+    def gradients(mixer: GatedDeltaNet) -> dict[str, torch.Tensor]:
+        mixer(x)[0].square().sum().backward()
+        return {n: p.grad for n, p in mixer.named_parameters() if p.grad is not None}
+
+    expected = gradients(mixer_of("all", backend="loop").train())
+    assert set(expected) == {n for n, _ in mixer_of("all").named_parameters()}
+
+    def learns() -> bool:
+        found = gradients(mixer_of("all").eval())
+        return found.keys() == expected.keys() and all(
+            rel_rms(found[n], expected[n]) < 1e-4 for n in expected
+        )
+
+    assert learns()
+    forward_only = torch.no_grad()(BACKENDS["chunk"])  # a control
+    monkeypatch.setitem(BACKENDS, "chunk", forward_only)
+    assert not learns()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("write", [-1e4, 1e4])
+@pytest.mark.parametrize("step", [-100.0, 100.0])
+@pytest.mark.parametrize("rate", [-40.0, 20.0, 60.0])
+def test_extreme_gates_stay_finite(
+    rate: float, step: float, write: float, dtype: torch.dtype, monkeypatch
+) -> None:
+    """Decays of exp(-1e28) and of none, write strengths of exactly 0 and 1."""
+    mixer, x = mixer_of("all"), inputs().to(dtype)
+    with torch.no_grad():
+        mixer.A_log.fill_(rate)
+        mixer.dt_bias.fill_(step)
+        mixer.b_proj.weight.mul_(write)
+    y = cast(mixer, dtype)(x)[0]
+    y.float().square().sum().backward()
+    assert y.isfinite().all()
+    assert all(p.grad.isfinite().all() for p in mixer.parameters())
+    with torch.no_grad():
+        mixer.A_log.fill_(90.0)  # more than float32 can hold of its exponential
+        assert mixer(x)[0].isfinite().all()
+        monkeypatch.setattr(chunk, "LOWEST", -torch.inf)  # a control
+        assert not mixer(x)[0].isfinite().all()
+
+
+@pytest.mark.slow
+def test_compiled_it_is_the_same() -> None:
+    """The rule itself is left out of the graph: its loops would be unrolled for every length."""
+    mixer, x = mixer_of("all"), inputs()
+    compiled = torch.compile(mixer, backend="aot_eager")
+    for length in (70, 33):
+        part = x[:, :length].clone().requires_grad_()
+        other = part.detach().clone().requires_grad_()
+        y, plain = compiled(part)[0], mixer(other)[0]
+        assert rel_rms(y, plain) < 1e-5
+        y.square().sum().backward()
+        plain.square().sum().backward()
+        assert rel_rms(part.grad, other.grad) < 1e-5
+        assert rel_rms(part.grad, other.grad.flip(1)) > 0.1  # a control
 
 
 @pytest.mark.parametrize("form", FORMS)

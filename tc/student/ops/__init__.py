@@ -35,6 +35,8 @@ L2NORM_EPS = 1e-6
 """FLA's epsilon, under the root: x / sqrt(sum x^2 + eps)."""
 
 
+# Compiled, the loops over chunks would be unrolled anew for every length: minutes for one layer.
+@torch.compiler.disable
 def gated_delta_rule(
     q: torch.Tensor,
     k: torch.Tensor,

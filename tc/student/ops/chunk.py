@@ -44,6 +44,9 @@ CHUNK = 32
 SLAB = 48
 """Rows times chunks of a slab, about: fewer cost calls, more cost cache misses."""
 
+LOWEST = -1000.0
+"""Of a log decay: its exponential is exactly 0, and a sum of some has all digits of weak ones."""
+
 
 def chunk_gated_delta_rule(
     q: torch.Tensor,
@@ -146,7 +149,8 @@ class _Inputs:
     ) -> None:
         self.q, self.k = run.chunks(q), run.chunks(k)
         # In float64: in float32 a strong decay in a running sum would drown the weak ones after it.
-        self.G = run.rows(g, torch.float64).cumsum(-1)
+        # Bounded, since a huge one would drown them even so, and -inf - -inf is NaN.
+        self.G = run.rows(g, torch.float64).clamp(min=LOWEST).cumsum(-1)
         self.from_start = self.G.exp().to(dtype)
         self.document = None
         if resets is not None:

@@ -71,6 +71,31 @@ def test_more_rows_than_a_slab_takes_chunks() -> None:
     assert worst(run(inputs, torch.float32, "chunk"), truth(inputs)) < (TOLERANCE,)
 
 
+@pytest.mark.parametrize("case", HARD)
+def test_the_widest_heads_in_groups(case: str) -> None:
+    """256 is as wide as FLA's kernels go."""
+    inputs = make(70, 256, 256, H=4, J=2, **HARD[case])
+    seen, expected = run(inputs, torch.float32, "chunk"), truth(inputs)
+    # Of one key over and over the sums that nearly cancel are longer still.
+    assert worst(seen, expected) < (5 * TOLERANCE if case == "repeated_keys" else TOLERANCE,)
+    swapped = truth({**inputs, "q": inputs["q"].flip(2)})  # a control: each group reads the other's
+    assert rel_rms(swapped["o"], expected["o"]) > 0.1
+
+
+@pytest.mark.parametrize("g", [-1e4, -1e20, -torch.inf])
+@pytest.mark.parametrize("backend", CPU_BACKENDS)
+def test_a_decay_to_nothing_at_all(backend: str, g: float, monkeypatch) -> None:
+    """g = -inf, what float32 makes of a huge A_log, forgets everything; weak ones stay exact."""
+    inputs, finite = make(70), make(70)
+    inputs["g"][:, ::9], finite["g"][:, ::9] = g, -1e4
+    expected = truth(finite)
+    assert worst(run(inputs, torch.float32, backend), expected) < (TOLERANCE,)
+    assert worst(run(make(70), torch.float32, backend), expected) > (0.1,)
+    if backend == "chunk" and g < -1e4:  # a control
+        monkeypatch.setattr(chunk, "LOWEST", -torch.inf)
+        assert worst(run(inputs, torch.float32, backend), expected) > (TOLERANCE,)
+
+
 @pytest.mark.parametrize(("H", "J"), [(6, 1), (6, 2), (6, 3)])
 @pytest.mark.parametrize("backend", CPU_BACKENDS)
 def test_grouped_heads_are_repeated_head_by_head(backend: str, H: int, J: int) -> None:

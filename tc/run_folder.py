@@ -10,7 +10,8 @@ import os
 import platform
 import shutil
 import subprocess
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -25,14 +26,15 @@ from tc.artifacts import (
     code_version,
     differences,
     disk_errors,
-    read_json,
     read_manifest,
+    read_object,
     write_json,
     write_text,
 )
 from tc.config import science
 from tc.errors import TCError, one_message
 from tc.evaluate import Results, read_results, write_results
+from tc.locks import locked
 
 STAGE_FOLDERS = ("data", "init", "align", "select", "blocks", "recover", "student", "evaluate")
 RECORDS = (
@@ -54,6 +56,43 @@ PACKAGES = (
     "flash-linear-attention",
     "triton",
 )
+
+
+LOCK = "run"
+"""The lock of a run folder lies in it (`.run.lock`), so that all who share the one share both."""
+
+
+@contextmanager
+def alone(path: Path, say: Callable[[str], None] = lambda text: None) -> Iterator[None]:
+    """Keeps every other run out of a run folder until this one ends, however it ends.
+
+    Args:
+        path: the folder; made where there is none.
+        say: told where the file system has no locks.
+
+    Raises:
+        TCError: if another process runs there, saying which; if the folder is not a run's.
+    """
+    with ExitStack() as stack:
+        with disk_errors(path):
+            refuse_others_folder(path)
+            path.mkdir(parents=True, exist_ok=True)
+            what = f"the run folder {path}"
+            stack.enter_context(locked(path / LOCK, what, wait=False, say=say))
+        yield
+
+
+def refuse_others_folder(path: Path) -> None:
+    """Refuses a folder that holds something, and no run.
+
+    Raises:
+        TCError: saying so.
+    """
+    if (path / "science.json").is_file() or not (path.exists() or path.is_symlink()):
+        return
+    ours = {FAILED, *(f".{LOCK}.{kind}" for kind in ("lock", "holder"))}
+    if not path.is_dir() or {inside.name for inside in path.iterdir()} - ours:
+        raise TCError(f"run_dir={path} exists and is not the folder of a run; take another one.")
 
 
 class RunFolder:
@@ -102,17 +141,15 @@ class RunFolder:
     def _check(self, facts: dict[str, Any], resume: bool) -> None:
         record = self.path / "science.json"
         if record.is_file():
-            changed = differences(read_json(record), facts)
+            changed = differences(read_object(record), facts)
             if changed and resume:
                 raise one_message(
                     changed,
                     f"{self.path} holds a run of another configuration (there -> here). Take "
                     "another run_dir, or resume=false to begin anew there:",
                 )
-        elif self.path.exists() and (not self.path.is_dir() or _has_more_than_a_failure(self.path)):
-            raise TCError(
-                f"run_dir={self.path} exists and is not the folder of a run; take another one."
-            )
+        else:
+            refuse_others_folder(self.path)
 
     def _clear(self) -> None:
         for name in (*STAGE_FOLDERS, "curves", *RECORDS):
@@ -134,7 +171,7 @@ class RunFolder:
     def read_metrics(self) -> dict[str, Any]:
         """The metrics that an earlier run of the same configuration left here, or none."""
         path = self.path / "metrics.json"
-        return read_json(path) if path.is_file() else {}
+        return read_object(path) if path.is_file() else {}
 
     def write_metrics(self, metrics: dict[str, Any]) -> None:
         """Writes the flat metrics as `metrics.json` and `metrics.csv`."""
@@ -202,10 +239,6 @@ def read_failure(path: Path) -> dict[str, str] | None:
         return {key: str(found[key]) for key in ("stage", "kind", "message", "time")}
     except (OSError, TCError, KeyError, TypeError):
         return None
-
-
-def _has_more_than_a_failure(path: Path) -> bool:
-    return any(inside.name != FAILED for inside in path.iterdir())
 
 
 def environment() -> dict[str, Any]:

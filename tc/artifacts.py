@@ -123,6 +123,9 @@ def _disk_reason(error: Exception) -> str | None:
         errno.ENAMETOOLONG: "the name is too long",
         errno.ENOTDIR: "a part of the path is a file, not a folder",
         errno.EFBIG: "the file is larger than allowed",
+        errno.ELOOP: "a link in the path leads to itself",
+        errno.EIO: "the disk reports an input or output error",
+        errno.ESTALE: "the file server no longer has this folder",
     }
     if isinstance(error, OSError):
         return reasons.get(error.errno or 0)

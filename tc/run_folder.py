@@ -235,7 +235,7 @@ def write_failure(path: Path, failure: dict[str, str]) -> None:
 def read_failure(path: Path) -> dict[str, str] | None:
     """What a failed run has left word of, or None."""
     try:
-        found = read_json(path / FAILED)
+        found = read_object(path / FAILED)
         return {key: str(found[key]) for key in ("stage", "kind", "message", "time")}
     except (OSError, TCError, KeyError, TypeError):
         return None

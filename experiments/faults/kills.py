@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import importlib
 import json
 import logging
 import os
@@ -24,7 +25,9 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +38,7 @@ from omegaconf import DictConfig
 import tc.artifacts
 from tc.artifacts import ROOMS, code_version, hash_file
 from tc.config import STAGES, register
+from tc.errors import TCError
 from tc.pipeline import run
 
 ROOT = Path(__file__).parents[2]
@@ -145,23 +149,28 @@ class Events(logging.Handler):
         tc.artifacts.save_file = half  # type: ignore[assignment]
 
 
-def start(cfg: DictConfig, folder: Path, kill_at: int | None = None) -> int:
-    """Forks a run; returns its process."""
-    folder.mkdir(parents=True, exist_ok=True)
+REFUSED = 3
+"""The exit status of a run that ends with a message for its user."""
+
+
+def start(cfg: DictConfig, log: Path, kill_at: int | None = None) -> int:
+    """Forks a run, whose output and writes are told in a folder; returns its process."""
     process = os.fork()
     if process:
         return process
     status = 1
     try:
-        output = os.open(folder / "output.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        output = os.open(log / "output.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(output, 1)
         os.dup2(output, 2)
-        Events(folder / "events.jsonl", kill_at).watch()
+        Events(log / "events.jsonl", kill_at).watch()
         run(cfg)
+        (log / "modules.json").write_text(json.dumps(sorted(sys.modules)))
         status = 0
+    except TCError as error:
+        print(f"error: {error}")
+        status = REFUSED
     except BaseException:
-        import traceback
-
         traceback.print_exc()
     finally:
         sys.stdout.flush()
@@ -174,14 +183,21 @@ def ended(process: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
 
 
-def complete(cfg: DictConfig, folder: Path) -> None:
+def complete(cfg: DictConfig, log: Path) -> None:
     """A run that nobody disturbs.
 
     Raises:
         RuntimeError: with the end of its output, if it fails.
     """
-    if ended(start(cfg, folder)) != 0:
-        raise RuntimeError((folder / "output.txt").read_text()[-3000:])
+    if ended(start(cfg, log)) != 0:
+        raise RuntimeError((log / "output.txt").read_text()[-3000:])
+
+
+def preload(names: Path) -> None:
+    """Imports what a run has imported, so that the forks to come need not."""
+    for name in json.loads(names.read_text()):
+        with suppress(Exception):
+            importlib.import_module(name)
 
 
 def outcome(folder: Path) -> dict[str, Any]:
@@ -235,12 +251,13 @@ def stage_times(record: Path, end: float) -> dict[str, float]:
     return {stage: until - at for (stage, at), until in zip(begins, ends, strict=True)}
 
 
-def kill(cfg: DictConfig, folder: Path, where: Kill, seconds: dict[str, float]) -> bool:
+def kill(cfg: DictConfig, log: Path, where: Kill, seconds: dict[str, float]) -> bool:
     """Runs until the kill; whether there was still a run to be killed."""
-    process = start(cfg, folder, where.event)
+    record = log / "events.jsonl"
+    record.unlink(missing_ok=True)
+    process = start(cfg, log, where.event)
     if where.event is None:
         mark = json.dumps(["stage", where.stage])[:-1]
-        record = folder / "events.jsonl"
         while mark not in (record.read_text() if record.exists() else ""):
             done, status = os.waitpid(process, os.WNOHANG)
             if done:
@@ -279,14 +296,15 @@ def killed(place: Path, kills: int, seed: int) -> Iterator[tuple[int, str, str, 
     # One folder for all, so that no path is another one: each run is moved away when it is done.
     folder = place / "here"
     cfg = configuration(folder, text)
-    complete(cfg, folder)
-    seconds = stage_times(folder / "events.jsonl", time.monotonic())
+    complete(cfg, place)
+    seconds = stage_times(place / "events.jsonl", time.monotonic())
+    where_to = list(plan(place / "events.jsonl", kills, seed))
     plain = outcome(folder)
-    record = shutil.move(folder / "events.jsonl", place / "events.jsonl")
+    preload(place / "modules.json")
     shutil.rmtree(folder)
-    for number, where in enumerate(plan(Path(record), kills, seed), start=1):
-        was_killed = kill(cfg, folder, where, seconds)
-        complete(cfg, folder)
+    for number, where in enumerate(where_to, start=1):
+        was_killed = kill(cfg, place, where, seconds)
+        complete(cfg, place)
         differs = differing(plain, outcome(folder))
         shutil.rmtree(folder)
         row = (number, where.stage, where.what, was_killed, "; ".join(differs))

@@ -90,8 +90,9 @@ def config_problems(config: PreTrainedConfig) -> list[str]:
         problems.append("it is an encoder-decoder")
     if getattr(config, "quantization_config", None):
         problems.append("its weights are quantized (quantization_config); take the full-precision")
-    found = size_problems(config.to_dict()) + _rotary_problems(config)
-    return problems or [*found, *_window_problems(config)]
+    if kind in SUPPORTED:  # others call their sizes otherwise
+        problems += size_problems(config.to_dict()) + _rotary_problems(config)
+    return problems + _window_problems(config)
 
 
 SIZES = (
@@ -151,7 +152,7 @@ def _token_problems(stated: Mapping[str, Any]) -> list[str]:
 def _rotary_problems(config: PreTrainedConfig) -> list[str]:
     rope = getattr(config, "rope_parameters", None)
     theta = rope.get("rope_theta") if isinstance(rope, dict) else None
-    if not isinstance(theta, int | float) or not 0 < theta < math.inf:
+    if theta is not None and not (isinstance(theta, int | float) and 0 < theta < math.inf):
         return [f"its rope_theta is {theta!r}; a number above 0 is allowed"]
     return []
 

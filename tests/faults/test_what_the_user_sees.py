@@ -13,8 +13,8 @@ from composing import ROOT
 CASES = [
     (["eval.stride=0"], "eval.stride=0: at least 1 is allowed"),
     (["seed=many"], "could not be converted to Integer"),
-    (["nonsense=1"], "nonsense"),
-    (["teacher=nonsense"], "teacher"),
+    (["nonsense=1"], "Could not override 'nonsense'"),
+    (["teacher=nonsense"], "Could not find 'teacher/nonsense'"),
     (["data=files", "data.path=['it\\'s, [a] {b} \\${seed}\nnext']"], "it's, [a] {b} ${seed}"),
     (["teacher=hf", "teacher.path=./gone"], "gone does not exist"),
     (["teacher=gguf", "teacher.path=file"], "is not a GGUF file"),

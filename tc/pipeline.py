@@ -110,7 +110,7 @@ from tc.report import (
     summary_tables,
     write_selection,
 )
-from tc.run_folder import RunFolder, alone, describe, write_failure
+from tc.run_folder import RunFolder, alone, describe, forget_failure, write_failure
 from tc.select import BypassLoss, HybridLoss, Loss, Round, SharedLosses, num_scores, search
 from tc.stats import PARTS, Calibration, LayerBatch, calibrate
 from tc.student.hybrid import build_student
@@ -181,7 +181,10 @@ def run(cfg: DictConfig, overrides: Sequence[str] = ()) -> float | None:
         folder = RunFolder(Path(config.run_dir), cfg, config.resume)
         handler = folder.log_to_file()
         try:
-            return Pipeline(config, folder, science(cfg), rank).run()
+            value = Pipeline(config, folder, science(cfg), rank).run()
+            # A sweep may have left word of a job that was refused while this run went on.
+            forget_failure(folder.path)
+            return value
         except (Exception, KeyboardInterrupt) as error:
             if isinstance(error, KeyboardInterrupt):
                 log.info("%s", error)

@@ -90,8 +90,9 @@ def refuse_others_folder(path: Path) -> None:
     """
     if (path / "science.json").is_file() or not (path.exists() or path.is_symlink()):
         return
-    ours = {FAILED, *(f".{LOCK}.{kind}" for kind in ("lock", "holder"))}
-    if not path.is_dir() or {inside.name for inside in path.iterdir()} - ours:
+    # Of a run, too, is what one leaves that was killed before it had put its first record in place.
+    ours = (FAILED, f".{LOCK}.", ".science.json.")
+    if not path.is_dir() or not all(p.name.startswith(ours) for p in path.iterdir()):
         raise TCError(f"run_dir={path} exists and is not the folder of a run; take another one.")
 
 
@@ -118,7 +119,7 @@ class RunFolder:
         with disk_errors(path):
             self._check(facts, resume)
             path.mkdir(parents=True, exist_ok=True)
-            (path / FAILED).unlink(missing_ok=True)
+            forget_failure(path)
             for unfinished in self.path.rglob(".*.*"):  # of a run that was killed while it wrote
                 shutil.rmtree(unfinished, ignore_errors=True)
             if not resume:
@@ -230,6 +231,11 @@ def write_failure(path: Path, failure: dict[str, str]) -> None:
     with suppress(OSError, TCError):
         path.mkdir(parents=True, exist_ok=True)
         write_json(path / FAILED, failure)
+
+
+def forget_failure(path: Path) -> None:
+    """Removes the word of a failure: the run has begun anew, or is whole."""
+    (path / FAILED).unlink(missing_ok=True)
 
 
 def read_failure(path: Path) -> dict[str, str] | None:

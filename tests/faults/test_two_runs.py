@@ -196,3 +196,14 @@ def test_a_manifest_that_is_none(manifest: dict[str, Any], tmp_path: Path) -> No
 
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
     assert "manifest.json is damaged" in said(lambda: read_manifest(tmp_path))
+
+
+def test_a_run_that_was_killed_at_its_first_record_is_one(tmp_path: Path) -> None:
+    """Found by a kill: the temporary folder of science.json made the run folder somebody else's."""
+    folder = tmp_path / "run"
+    (folder / ".science.json.x1y2z3").mkdir(parents=True)
+    (folder / ".science.json.x1y2z3" / "science.json").write_text("{")
+    with alone(folder):
+        RunFolder(folder, configured(tmp_path, ()), resume=True)
+    assert unfinished(folder) == []
+    assert (folder / "science.json").is_file()

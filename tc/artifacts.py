@@ -383,9 +383,12 @@ def require_space(path: Path, num_bytes: int, what: str, remedy: str = LESS) -> 
     free = shutil.disk_usage(place).free
     if free < num_bytes:
         raise TCError(
-            f"{what} needs {num_bytes / 1e9:.2f} GB in {path}, where {free / 1e9:.2f} GB are free. "
-            f"{remedy}"
+            f"{what} needs {_size(num_bytes)} in {path}, where {_size(free)} are free. {remedy}"
         )
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e7 else f"{num_bytes / 1e3:.0f} kB"
 
 
 def touch(folder: Path) -> None:

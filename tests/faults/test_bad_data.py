@@ -151,7 +151,7 @@ def test_a_name_that_is_hard_to_read(name: str, tmp_path: Path) -> None:
     assert unfinished(tmp_path / "run") == []
 
 
-@pytest.mark.parametrize("name", ["x" * 256, "nul\0byte", "a/" * 3000])
+@pytest.mark.parametrize("name", ["x" * 256, "nul\0byte", "a/" * 2050])
 def test_a_name_that_no_file_can_have(name: str, tmp_path: Path) -> None:
     cfg = DataConfig(name="files", kind=DataKind.files, path=[f"{tmp_path}/{name}"])
     assert "matches no file" in said(lambda: load_splits(cfg, 0))

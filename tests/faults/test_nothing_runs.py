@@ -25,8 +25,12 @@ FORBIDDEN_IMPORTS = {"pickle", "marshal", "shelve", "dill", "joblib", "cloudpick
 FORBIDDEN_CALLS = {
     *("eval", "exec", "compile", "__import__", "torch.load", "np.load", "numpy.load"),
     *("yaml.load", "yaml.unsafe_load", "pd.read_pickle", "hydra.utils.instantiate", "instantiate"),
-    *("os.system", "apply_chat_template", "load_module", "exec_module"),
+    *("os.system", "apply_chat_template", "load_module", "exec_module", "pickle_load"),
 }
+
+
+ALLOWED = {"tc/sweep/slurm.py": {"cloudpickle", "pickle_load"}}
+"""Submitit hands its jobs over as pickles, in a folder of the sweep that nothing else writes to."""
 
 
 def dangers(source: str) -> Iterator[str]:
@@ -59,7 +63,8 @@ def _trust(name: str, node: ast.Call) -> Iterator[str]:
 
 @pytest.mark.parametrize("path", [*sorted((ROOT / "tc").rglob("*.py")), ROOT / "run.py"], ids=str)
 def test_no_source_has_a_way_to_run_what_it_reads(path: Path) -> None:
-    assert list(dangers(path.read_text())) == []
+    known = ALLOWED.get(str(path.relative_to(ROOT)), set())
+    assert set(dangers(path.read_text())) == known
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
+from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
@@ -23,6 +24,9 @@ from tc.errors import TCError
 from tc.signals import STATUS, Interrupted, interrupt_once, listen
 
 register()
+
+WANTED = "TC_FULL_ERROR"
+"""HYDRA_FULL_ERROR as the user set it, before it is set for Hydra."""
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="config")
@@ -36,6 +40,8 @@ def main(cfg: DictConfig) -> float | None:
         # Here and not below, so that each failed job of a sweep says why.
         print(f"\nerror: {error}\n", file=sys.stderr)
         error.told = True
+        if HydraConfig.get().mode is RunMode.RUN and not wants_traceback():
+            sys.exit(1)  # not an error to Hydra, which would add a line of its own
         raise
 
 
@@ -59,17 +65,22 @@ def sweep_name(arguments: list[str]) -> str:
     return "-".join([*swept, digest])
 
 
+def wants_traceback() -> bool:
+    """Whether the user has asked for tracebacks."""
+    return os.environ.get(WANTED) == "1"
+
+
 def run_main() -> int:
     """Runs `main`; tracebacks of what the user can mend are shown under HYDRA_FULL_ERROR=1 only."""
     listen(interrupt_once)
     if {"-m", "--multirun"} & set(sys.argv):
         os.environ.setdefault("TC_SWEEP", sweep_name(sys.argv[1:]))
-    wants_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
+    os.environ.setdefault(WANTED, os.environ.get("HYDRA_FULL_ERROR", "0"))
     os.environ["HYDRA_FULL_ERROR"] = "1"  # else Hydra prints and exits before we see the error
     try:
         main()
     except (TCError, HydraException, OmegaConfBaseException) as error:
-        if wants_traceback:
+        if wants_traceback():
             raise
         if isinstance(error, TCError) and not error.told:
             print(f"\nerror: {error}", file=sys.stderr)

@@ -123,6 +123,9 @@ def _disk_reason(error: Exception) -> str | None:
         errno.ENAMETOOLONG: "the name is too long",
         errno.ENOTDIR: "a part of the path is a file, not a folder",
         errno.EFBIG: "the file is larger than allowed",
+        errno.ELOOP: "a link in the path leads to itself",
+        errno.EIO: "the disk reports an input or output error",
+        errno.ESTALE: "the file server no longer has this folder",
     }
     if isinstance(error, OSError):
         return reasons.get(error.errno or 0)
@@ -170,10 +173,31 @@ def write_json(path: Path, value: Any) -> None:
 
 def read_json(path: Path) -> Any:
     """Reads JSON; a damaged file is named."""
+    return parse_json(path, "delete it and run again.")
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Reads a JSON object; any other JSON is damage, and named."""
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise TCError(f"{path} is no JSON object; delete it and run again.")
+    return value
+
+
+def parse_json(path: Path, remedy: str) -> Any:
+    """Reads JSON.
+
+    Args:
+        path: the file.
+        remedy: what to do where it is damaged, for the message.
+
+    Raises:
+        TCError: if it is not JSON, or nested deeper than any reader goes.
+    """
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise TCError(f"{path} is not valid JSON ({error}); delete it and run again.") from error
+    except (ValueError, RecursionError) as error:  # of which bad UTF-8 and endless numbers are two
+        raise TCError(f"{path} is not valid JSON ({error}); {remedy}") from error
 
 
 def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -246,9 +270,27 @@ def read_manifest(folder: Path) -> Manifest | None:
     if not path.is_file():
         return None
     try:
-        return Manifest(**read_json(path))
+        manifest = Manifest(**read_object(path))
+        _check_manifest(manifest)
+        return manifest
     except TypeError as error:
         raise TCError(f"{path} is damaged ({error}); delete {folder} and run again.") from error
+
+
+def _check_manifest(manifest: Manifest) -> None:
+    """Checks types, and that no file is named which lies elsewhere.
+
+    Raises:
+        TypeError: saying what is wrong.
+    """
+    tables = [manifest.made_by, manifest.info, manifest.files]
+    if not isinstance(manifest.kind, str) or not all(isinstance(t, dict) for t in tables):
+        raise TypeError("it is no manifest")
+    for name, facts in manifest.files.items():
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise TypeError(f"it names {name}, which is outside")
+        if not isinstance(facts, dict) or not {"sha256", "bytes"} <= set(facts):
+            raise TypeError(f"it has no hash and size of {name}")
 
 
 def verify(folder: Path, manifest: Manifest) -> None:
@@ -367,9 +409,12 @@ def require_space(path: Path, num_bytes: int, what: str, remedy: str = LESS) -> 
     free = shutil.disk_usage(place).free
     if free < num_bytes:
         raise TCError(
-            f"{what} needs {num_bytes / 1e9:.2f} GB in {path}, where {free / 1e9:.2f} GB are free. "
-            f"{remedy}"
+            f"{what} needs {_size(num_bytes)} in {path}, where {_size(free)} are free. {remedy}"
         )
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e7 else f"{num_bytes / 1e3:.0f} kB"
 
 
 def touch(folder: Path) -> None:

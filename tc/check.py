@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
+import re
 from collections.abc import Container, Iterator, Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,8 @@ from tc.config import (
     CorpusConfig,
     Decay,
     GeometryConfig,
+    InitConfig,
+    LoggerConfig,
     LoggerKind,
     Measure,
     OutputGate,
@@ -31,9 +35,11 @@ from tc.config import (
     RulerConfig,
     Strategy,
     TasksConfig,
+    TeacherConfig,
     TeacherSource,
     ValueScale,
     WriteGate,
+    flat,
 )
 from tc.data import config_problems, missing_sources
 from tc.errors import TCError, one_message
@@ -112,6 +118,12 @@ AT_LEAST = {
 }
 """The smallest value that each number may have."""
 
+AT_MOST = {"seed": 2**63 - 1, "trainer.threads": 1024}
+"""The largest value, where it is not the largest of all."""
+
+LARGEST = 2**53
+"""No count is larger: sums of them are exact in every type, and none of them runs over."""
+
 
 def validate(config: Config, overrides: Sequence[str] = ()) -> None:
     """Checks what types cannot say.
@@ -124,7 +136,7 @@ def validate(config: Config, overrides: Sequence[str] = ()) -> None:
         TCError: naming every problem.
     """
     checks = (
-        *(_numbers, _teacher, _data, _policy, _init, _saved, _recovery, _eval),
+        *(_names, _numbers, _teacher, _data, _policy, _init, _saved, _recovery, _eval),
         *(_logger, _trainer, _run),
     )
     problems = [problem for check in checks for problem in check(config)]
@@ -138,12 +150,27 @@ def _numbers(config: Config) -> Iterator[str]:
         value: Any = config
         for name in key.split("."):
             value = getattr(value, name)
+        most = AT_MOST.get(key, LARGEST)
         if value is not None and not value >= least:
             yield f"{key}={value}: at least {least} is allowed"
+        elif value is not None and isinstance(value, int) and value > most:
+            yield f"{key}={value}: at most {most} is allowed"
+    for key, value in flat(asdict(config)).items():
+        numbers = value if isinstance(value, list) else [value]
+        if not all(math.isfinite(number) for number in numbers if isinstance(number, float)):
+            yield f"{key}={value}: finite numbers alone are allowed"
     clip = config.align.gradient_clip
     if clip is not None and not clip > 0:
         yield f"align.gradient_clip={clip}: above 0, or null for none"
 
+
+TEACHER_KEYS = {
+    TeacherSource.embedded: ("package", "path", "requirement", "sha256"),
+    TeacherSource.hf: ("path", "revision"),
+    TeacherSource.gguf: ("path", "sha256"),
+    TeacherSource.random: ("architecture", "model", "seed"),
+}
+"""The keys that each source reads, besides those that all read."""
 
 REQUIRED = {
     TeacherSource.embedded: ("package", "path"),
@@ -153,11 +180,21 @@ REQUIRED = {
 }
 
 
+def _unused(group: str, given: Any, default: Any, read: Sequence[str], by: str) -> Iterator[str]:
+    """Keys of a group that have a value of their own, and that nothing would read."""
+    for key in fields(given):
+        value = getattr(given, key.name)
+        if key.name not in read and value != getattr(default, key.name):
+            yield f"{group}.{key.name}={value} would be ignored by {group}.{by}"
+
+
 def _teacher(config: Config) -> Iterator[str]:
     teacher = config.teacher
     lacking = [name for name in REQUIRED[teacher.source] if not getattr(teacher, name)]
     for name in lacking:
         yield f"teacher.{name} has no value; teacher.source={teacher.source.value} needs one"
+    read = ("name", "source", "dtype", "geometry", *TEACHER_KEYS[teacher.source])
+    yield from _unused("teacher", teacher, TeacherConfig(), read, f"source={teacher.source.value}")
     if teacher.source is TeacherSource.embedded and not lacking:
         try:
             embedded_path(teacher)
@@ -190,10 +227,8 @@ POLICY_KEYS = {
 
 def _policy(config: Config) -> Iterator[str]:
     policy, kind = config.policy, config.policy.kind
-    for key in fields(PolicyConfig)[2:]:
-        value = getattr(policy, key.name)
-        if value != key.default and key.name not in POLICY_KEYS.get(kind, ()):
-            yield f"policy.{key.name}={value} would be ignored by policy.kind={kind.value}"
+    read = ("name", "kind", *POLICY_KEYS.get(kind, ()))
+    yield from _unused("policy", policy, PolicyConfig(), read, f"kind={kind.value}")
     if kind is PolicyKind.every and policy.stride is None:
         yield "policy.stride has no value; policy.kind=every needs one, such as 4"
     if kind is PolicyKind.layers and not policy.keep:
@@ -291,7 +326,7 @@ def _init(config: Config) -> Iterator[str]:
 
 def _recovery(config: Config) -> Iterator[str]:
     recovery, trainer = config.recovery, config.trainer
-    world = trainer.devices * trainer.nodes
+    world = max(1, trainer.devices) * max(1, trainer.nodes)
     for name, stage in (("stage1", recovery.stage1), ("stage2", recovery.stage2)):
         prefix = f"recovery.{name}"
         clip = stage.gradient_clip
@@ -428,6 +463,9 @@ def _logger(config: Config) -> Iterator[str]:
     package = PACKAGES.get(config.logger.kind)
     if package and importlib.util.find_spec(package) is None:
         yield f"logger={config.logger.kind.value} needs a package: pip install {package}"
+    if config.logger.kind is not LoggerKind.wandb:
+        by = f"kind={config.logger.kind.value}"
+        yield from _unused("logger", config.logger, LoggerConfig(), ("name", "kind"), by)
 
 
 def _is_in_a_sweep() -> bool:
@@ -459,8 +497,25 @@ def _trainer(config: Config) -> Iterator[str]:
         yield f"trainer.devices={trainer.devices}: torch sees {torch.cuda.device_count()} GPUs here"
     if trainer.backend is Backend.fla and importlib.util.find_spec("fla") is None:
         yield "trainer.backend=fla needs a package: pip install 'taylor-calibrate[gpu]'"
-    if trainer.backend is Backend.fla and trainer.accelerator is Accelerator.cpu:
+    on_cpu = trainer.accelerator is Accelerator.cpu or not (
+        wants_gpu or config.dry_run or torch.cuda.is_available()
+    )
+    if trainer.backend is Backend.fla and on_cpu:
         yield "trainer.backend=fla runs on a GPU only; take auto, chunk or loop"
+
+
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,99}")
+"""What a group may be called: run folders have these names, and lie where output_dir is."""
+
+
+def _names(config: Config) -> Iterator[str]:
+    for key, value in vars(config).items():
+        name = getattr(value, "name", None)
+        if isinstance(name, str) and not NAME.fullmatch(name):
+            yield (
+                f"{key}.name={name!r}: a name is made of letters, digits and _ . + -, "
+                "100 at most; folders and tables have it"
+            )
 
 
 MEASURING = ("data", "evaluate")
@@ -483,8 +538,17 @@ def _saved(config: Config) -> Iterator[str]:
 
 def _run(config: Config) -> Iterator[str]:
     unknown = [stage for stage in config.stages if stage not in STAGES]
-    if unknown or not config.stages:
-        yield f"stages={config.stages}: a list of {', '.join(STAGES)} is allowed"
+    if unknown or not config.stages or len(set(config.stages)) < len(config.stages):
+        yield f"stages={config.stages}: a list of {', '.join(STAGES)}, each once, is allowed"
+    for key, value in (
+        ("run_dir", config.run_dir),
+        ("paths.cache_dir", config.paths.cache_dir),
+        ("paths.output_dir", config.paths.output_dir),
+    ):
+        if not value:
+            yield f"{key} is empty; give a folder"
+        elif "\0" in value:
+            yield f"{key}={value!r}: no folder can have this name"
     if config.eval.stride > config.eval.context:
         yield (
             f"eval.stride={config.eval.stride} is more than eval.context={config.eval.context}: "
@@ -530,10 +594,33 @@ def _ignored(config: Config, overrides: Sequence[str]) -> Iterator[str]:
             yield f"{override} would be ignored: eval.positions.width says how wide buckets are"
         elif key in OF_HUB and corpus.is_file(config.eval.corpus):
             yield f"{override} would be ignored: eval.corpus.path is a file"
-        elif config.init.decay is Decay.fla and key == "init.half_life_scale":
-            yield f"{override} would be ignored: init.decay=fla has no half-lives"
-        elif config.init.write_gate is WriteGate.fla and key in ("init.beta_low", "init.beta_span"):
-            yield f"{override} would be ignored: init.write_gate=fla draws the write gate"
+        elif (
+            key.startswith("recovery.stage")
+            and key not in LENGTHS
+            and (
+                getattr(config.recovery, stage := key.split(".")[1], None)
+                and stage not in config.recovery.stages
+            )
+        ):
+            yield f"{override} would be ignored: recovery.{stage}.tokens=0 leaves the stage out"
+        elif why := _ignored_init(config.init, key):
+            yield f"{override} would be ignored: {why}"
+
+
+def _ignored_init(init: InitConfig, key: str) -> str | None:
+    """Why a key of an init has no effect, or None."""
+    drawn = init.decay is Decay.fla, init.write_gate is WriteGate.fla
+    if key in ("init.half_life_scale", "init.centre_decay") and drawn[0]:
+        return "init.decay=fla has no half-lives"
+    if key in ("init.beta_low", "init.beta_span") and drawn[1]:
+        return "init.write_gate=fla draws the write gate"
+    if key == "init.sinks" and all(drawn):
+        return "init.decay=fla and init.write_gate=fla read no statistics"
+    if key == "init.gate_rms" and init.gate is not OutputGate.perturb:
+        return f"init.gate={init.gate.value} has no scale"
+    if key == "init.ridge" and init.read_out is not ReadOut.ridge:
+        return f"init.read_out={init.read_out.value} solves nothing"
+    return None
 
 
 def require_corpus(config: Config) -> None:

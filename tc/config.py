@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from enum import Enum
@@ -18,8 +19,10 @@ from typing import Any
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
-from tc.errors import one_message
+from tc.errors import TCError, one_message
 
 STAGES = (
     *("data", "calibrate", "initialise", "align", "select"),
@@ -780,6 +783,36 @@ ROUNDING = (
 
 QUESTIONS = ("eval.name", "eval.measures", *(f"eval.{measure.value}." for measure in Measure))
 """Keys of what a finished run is asked besides; each measure's results carry their own."""
+
+
+def read_config(path: Path) -> DictConfig:
+    """Reads the configuration that a run has left, in which everything is worked out.
+
+    What looks like an interpolation there is text: a file from elsewhere must not read this
+    machine's environment, nor a folder named `${x}` mean another one.
+
+    Raises:
+        TCError: if it is not a configuration.
+    """
+    try:
+        tree = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+    except (OSError, ValueError, RecursionError, YAMLError, OmegaConfBaseException) as error:
+        first = str(error).splitlines() or [type(error).__name__]
+        raise TCError(f"{path} is damaged ({first[0]}); run again, or take another run.") from error
+    if not isinstance(tree, dict):
+        raise TCError(f"{path} is no configuration; run again, or take another run.")
+    return OmegaConf.create(literal(tree))
+
+
+def literal(value: Any) -> Any:
+    """The same value, as OmegaConf must be given it so that no text in it is worked out."""
+    if isinstance(value, dict):
+        return {key: literal(held) for key, held in value.items()}
+    if isinstance(value, list):
+        return [literal(held) for held in value]
+    if isinstance(value, str):
+        return re.sub(r"(\\*)\$\{", lambda found: 2 * found[1] + r"\${", value)
+    return value
 
 
 def science(cfg: DictConfig) -> dict[str, Any]:

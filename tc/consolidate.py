@@ -13,7 +13,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from tc.config import Config, register, science, typed
+from tc.config import Config, read_config, register, science, typed
 from tc.errors import TCError
 from tc.pipeline import Pipeline
 from tc.run_folder import RunFolder
@@ -50,7 +50,7 @@ def consolidate(run: Path, checkpoint: Path, output: Path) -> None:
     path = run / "config.yaml"
     if not path.is_file():
         raise TCError(f"{run} is not the folder of a run: it has no config.yaml.")
-    cfg = OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.load(path))
+    cfg = OmegaConf.merge(OmegaConf.structured(Config), read_config(path))
     assert isinstance(cfg, DictConfig)
     folder = RunFolder.of_another(run)
     Pipeline(typed(cfg), folder, science(cfg)).save_checkpoint_as_student(checkpoint, output)

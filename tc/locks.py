@@ -57,7 +57,8 @@ def locked(
     except Timeout:
         if not wait:
             raise TCError(
-                f"{what} is in use by {_read(holder)}: {path}. Wait for it to end, or stop it."
+                f"{what} is in use by {_read(holder)} ({path.parent}/.{path.name}.lock). Wait for "
+                "it to end, or stop it."
             ) from None
         say(f"waiting for {what}, made by {_read(holder)}")
         lock.acquire(poll_interval=POLL_S)

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from omegaconf import DictConfig, OmegaConf
 from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging as logging_of_transformers
 
 from tc import __version__, ui
 from tc.align import Walk, align_block, align_layer, blocks_of
@@ -109,7 +110,7 @@ from tc.report import (
     summary_tables,
     write_selection,
 )
-from tc.run_folder import Pulse, RunFolder, describe, write_failure
+from tc.run_folder import Pulse, RunFolder, alone, describe, forget_failure, write_failure
 from tc.select import BypassLoss, HybridLoss, Loss, Round, SharedLosses, num_scores, search
 from tc.stats import PARTS, Calibration, LayerBatch, calibrate
 from tc.student.hybrid import build_student
@@ -161,6 +162,7 @@ def run(cfg: DictConfig, overrides: Sequence[str] = ()) -> float | None:
     """
     config = typed(cfg)
     validate(config, overrides)
+    logging_of_transformers.disable_progress_bar()  # the run's own are enough
     geometry = read_geometry(config.teacher)
     require_layers(config, geometry)
     if config.dry_run:
@@ -177,20 +179,24 @@ def run(cfg: DictConfig, overrides: Sequence[str] = ()) -> float | None:
             ).run()
     if config.policy.worker > 0:
         return Pipeline(config, RunFolder.to_help(path, cfg), science(cfg)).run()
-    folder = RunFolder(path, cfg, config.resume)
-    handler = folder.log_to_file()
     several = config.trainer.devices * config.trainer.nodes > 1
-    try:
-        with folder.alive() if several else nullcontext():
-            return Pipeline(config, folder, science(cfg), rank).run()
-    except (Exception, KeyboardInterrupt) as error:
-        if isinstance(error, KeyboardInterrupt):
-            log.info("%s", error)
-        write_failure(folder.path, describe(error, folder.stage))
-        raise
-    finally:
-        logging.getLogger("tc").removeHandler(handler)
-        handler.close()
+    with alone(path, ui.say):
+        folder = RunFolder(path, cfg, config.resume)
+        handler = folder.log_to_file()
+        try:
+            with folder.alive() if several else nullcontext():
+                value = Pipeline(config, folder, science(cfg), rank).run()
+            # A sweep may have left word of a job that was refused while this run went on.
+            forget_failure(folder.path)
+            return value
+        except (Exception, KeyboardInterrupt) as error:
+            if isinstance(error, KeyboardInterrupt):
+                log.info("%s", error)
+            write_failure(folder.path, describe(error, folder.stage))
+            raise
+        finally:
+            logging.getLogger("tc").removeHandler(handler)
+            handler.close()
 
 
 class Pipeline:
@@ -1011,7 +1017,8 @@ class Pipeline:
             return load_saved(given, self.teacher.model.dtype).to(self.device)
         folder = self.path("student")
         self._require("student", folder, self._student_made_by)
-        return AutoModelForCausalLM.from_pretrained(folder).to(self.device).eval()
+        student = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=False)
+        return student.to(self.device).eval()
 
     def copy_only(self) -> PreTrainedModel:
         """The student that only copies the projections, for comparison."""

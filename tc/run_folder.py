@@ -12,8 +12,8 @@ import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -28,14 +28,15 @@ from tc.artifacts import (
     code_version,
     differences,
     disk_errors,
-    read_json,
     read_manifest,
+    read_object,
     write_json,
     write_text,
 )
 from tc.config import science
 from tc.errors import TCError, one_message
 from tc.evaluate import Results, read_results, write_results
+from tc.locks import locked
 
 STAGE_FOLDERS = ("data", "init", "align", "select", "blocks", "recover", "student", "evaluate")
 SIGN = "at_work"
@@ -115,6 +116,44 @@ class Pulse:
             return None
 
 
+LOCK = "run"
+"""The lock of a run folder lies in it (`.run.lock`), so that all who share the one share both."""
+
+
+@contextmanager
+def alone(path: Path, say: Callable[[str], None] = lambda text: None) -> Iterator[None]:
+    """Keeps every other run out of a run folder until this one ends, however it ends.
+
+    Args:
+        path: the folder; made where there is none.
+        say: told where the file system has no locks.
+
+    Raises:
+        TCError: if another process runs there, saying which; if the folder is not a run's.
+    """
+    with ExitStack() as stack:
+        with disk_errors(path):
+            refuse_others_folder(path)
+            path.mkdir(parents=True, exist_ok=True)
+            what = f"the run folder {path}"
+            stack.enter_context(locked(path / LOCK, what, wait=False, say=say))
+        yield
+
+
+def refuse_others_folder(path: Path) -> None:
+    """Refuses a folder that holds something, and no run.
+
+    Raises:
+        TCError: saying so.
+    """
+    if (path / "science.json").is_file() or not (path.exists() or path.is_symlink()):
+        return
+    # Of a run, too, is what one leaves that was killed before it had put its first record in place.
+    ours = (FAILED, f".{LOCK}.", ".science.json.")
+    if not path.is_dir() or not all(p.name.startswith(ours) for p in path.iterdir()):
+        raise TCError(f"run_dir={path} exists and is not the folder of a run; take another one.")
+
+
 class RunFolder:
     """Opens a folder for a run, or refuses it.
 
@@ -138,7 +177,7 @@ class RunFolder:
         with disk_errors(path):
             self._check(facts, resume)
             path.mkdir(parents=True, exist_ok=True)
-            (path / FAILED).unlink(missing_ok=True)
+            forget_failure(path)
             for unfinished in self.path.rglob(".*.*"):  # of a run that was killed while it wrote
                 shutil.rmtree(unfinished, ignore_errors=True)
             if not resume:
@@ -166,7 +205,7 @@ class RunFolder:
             TCError: if it is of others, which are named.
         """
         record = path / "science.json"
-        changed = differences(read_json(record), science(cfg)) if record.is_file() else []
+        changed = differences(read_object(record), science(cfg)) if record.is_file() else []
         if changed:
             raise one_message(
                 changed,
@@ -197,17 +236,15 @@ class RunFolder:
     def _check(self, facts: dict[str, Any], resume: bool) -> None:
         record = self.path / "science.json"
         if record.is_file():
-            changed = differences(read_json(record), facts)
+            changed = differences(read_object(record), facts)
             if changed and resume:
                 raise one_message(
                     changed,
                     f"{self.path} holds a run of another configuration (there -> here). Take "
                     "another run_dir, or resume=false to begin anew there:",
                 )
-        elif self.path.exists() and (not self.path.is_dir() or _has_more_than_a_failure(self.path)):
-            raise TCError(
-                f"run_dir={self.path} exists and is not the folder of a run; take another one."
-            )
+        else:
+            refuse_others_folder(self.path)
 
     def _clear(self) -> None:
         for name in (*STAGE_FOLDERS, "curves", *RECORDS):
@@ -229,7 +266,7 @@ class RunFolder:
     def read_metrics(self) -> dict[str, Any]:
         """The metrics that an earlier run of the same configuration left here, or none."""
         path = self.path / "metrics.json"
-        return read_json(path) if path.is_file() else {}
+        return read_object(path) if path.is_file() else {}
 
     def write_metrics(self, metrics: dict[str, Any]) -> None:
         """Writes the flat metrics as `metrics.json` and `metrics.csv`."""
@@ -290,17 +327,18 @@ def write_failure(path: Path, failure: dict[str, str]) -> None:
         write_json(path / FAILED, failure)
 
 
+def forget_failure(path: Path) -> None:
+    """Removes the word of a failure: the run has begun anew, or is whole."""
+    (path / FAILED).unlink(missing_ok=True)
+
+
 def read_failure(path: Path) -> dict[str, str] | None:
     """What a failed run has left word of, or None."""
     try:
-        found = read_json(path / FAILED)
+        found = read_object(path / FAILED)
         return {key: str(found[key]) for key in ("stage", "kind", "message", "time")}
     except (OSError, TCError, KeyError, TypeError):
         return None
-
-
-def _has_more_than_a_failure(path: Path) -> bool:
-    return any(inside.name != FAILED for inside in path.iterdir())
 
 
 def environment() -> dict[str, Any]:

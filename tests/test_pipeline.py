@@ -75,6 +75,7 @@ def test_run_folder_is_the_documented_contract(tmp_path: Path) -> None:
     go(tmp_path / "run")
     names = {path.name for path in (tmp_path / "run").iterdir()}
     assert names == {
+        ".run.lock",
         "align",
         "artifacts.json",
         "blocks",

@@ -116,7 +116,7 @@ def _read_line(line: str, where: str, column: str) -> Document:
     """The document of one JSON line."""
     try:
         row = json.loads(line)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # of which an endless number is one
         raise TCError(f"{where}: not JSON ({error}); each line is to be one object") from error
     if not isinstance(row, dict):
         raise TCError(f"{where}: a {type(row).__name__}; each line is to be one JSON object")

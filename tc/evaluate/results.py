@@ -82,7 +82,7 @@ def read_results(path: Path) -> Results:
         with open(path, encoding="utf-8", newline="") as file:
             for row in csv.DictReader(file):
                 results.setdefault(row.pop("model"), []).append(_result(row))
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, csv.Error) as error:
         raise TCError(
             f"{path} is no table of results ({error}); delete it and run again."
         ) from error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from tc.config import PolicyConfig, PolicyKind
-from tc.errors import TCError
 
 SEARCHES = (PolicyKind.ar, PolicyKind.ga_s2, PolicyKind.greedy)
 """Kinds whose layers are known only once `tc.select` has scored them."""
@@ -23,11 +22,8 @@ def num_kept(cfg: PolicyConfig, num_layers: int) -> int:
     """How many layers keep attention, which is known before any search.
 
     Args:
-        cfg: a validated policy.
+        cfg: a policy that `tc.check` has found to fit the teacher.
         num_layers: layers of the teacher.
-
-    Raises:
-        TCError: if a listed layer does not exist.
     """
     if cfg.count is not None:
         return cfg.count
@@ -40,11 +36,8 @@ def kept_layers(cfg: PolicyConfig, num_layers: int) -> list[int]:
     """The layers that keep attention, ascending.
 
     Args:
-        cfg: a validated policy that does not search.
+        cfg: such a policy that does not search.
         num_layers: layers of the teacher.
-
-    Raises:
-        TCError: if a listed layer does not exist.
     """
     assert not searches(cfg), f"{cfg.kind} knows its layers only after stage select"
     if cfg.kind is PolicyKind.every:
@@ -54,7 +47,7 @@ def kept_layers(cfg: PolicyConfig, num_layers: int) -> list[int]:
         number = num_kept(cfg, num_layers)
         return [i * num_layers // number for i in range(number)]
     if cfg.kind is PolicyKind.layers:
-        return _listed(cfg.keep or [], num_layers)
+        return sorted(set(cfg.keep or []))
     return list(range(num_layers)) if cfg.kind is PolicyKind.all else []
 
 
@@ -66,13 +59,3 @@ def converted_layers(cfg: PolicyConfig, num_layers: int) -> list[int]:
 def others(layers: list[int], num_layers: int) -> list[int]:
     """All layers but the given ones, ascending."""
     return [i for i in range(num_layers) if i not in layers]
-
-
-def _listed(keep: list[int], num_layers: int) -> list[int]:
-    outside = sorted({i for i in keep if not 0 <= i < num_layers})
-    if outside:
-        raise TCError(
-            f"policy.keep={list(keep)}: the teacher has layers 0 to {num_layers - 1}, not "
-            f"{', '.join(map(str, outside))}."
-        )
-    return sorted(set(keep))

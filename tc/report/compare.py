@@ -25,6 +25,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from tc.artifacts import read_json, write_json, write_text
+from tc.config import read_config
 from tc.errors import TCError, one_message
 from tc.evaluate import Result, read_results
 from tc.report.published import (
@@ -195,7 +196,7 @@ def find_runs(paths: Iterable[Path]) -> list[Run]:
 def _read(folder: Path) -> Run:
     run = Run(
         folder=folder,
-        config=OmegaConf.load(folder / "config.yaml"),
+        config=read_config(folder / "config.yaml"),
         results=read_results(folder / "results.csv"),
         environment=read_json(folder / "environment.json"),
     )

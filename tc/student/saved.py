@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-from safetensors import SafetensorError
+from typing import TYPE_CHECKING, Any
 
 from tc.data.tokens import prefix_ids
 from tc.errors import TCError, one_message
-from tc.teacher.pretrained import check_weights
+from tc.teacher.pretrained import check_loaded, check_weights, unreadable
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+"""From this folder alone, and no code of it."""
 
 SAMPLE = "My fellow Americans, 1,234 things\n\n  cost \u20ac5."
 """Tokenizers with one vocabulary may still cut text in other ways."""
@@ -54,8 +55,8 @@ def check_saved(path: str, tokenizer: PreTrainedTokenizerBase) -> None:
 
     folder = Path(path).expanduser()
     with _loading(path):
-        kind = AutoConfig.from_pretrained(folder, local_files_only=True).model_type
-        own = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        kind = AutoConfig.from_pretrained(folder, **LOCAL).model_type
+        own = AutoTokenizer.from_pretrained(folder, **LOCAL)
     problems = []
     if kind.removeprefix(PREFIX) not in SUPPORTED:
         allowed = ", ".join(sorted(SUPPORTED))
@@ -88,20 +89,13 @@ def load_saved(path: str, dtype: torch.dtype) -> PreTrainedModel:
     with _loading(path):
         model, report = AutoModelForCausalLM.from_pretrained(
             Path(path).expanduser(),
-            local_files_only=True,
+            **LOCAL,
             use_safetensors=True,
             dtype=dtype,
             output_loading_info=True,
             ignore_mismatched_sizes=True,
         )
-    problems = [f"{name} is missing" for name in sorted(report["missing_keys"])]
-    problems += [f"{name} is not part of the model" for name in sorted(report["unexpected_keys"])]
-    problems += [
-        f"{name} is {tuple(there)}, the model has {tuple(wanted)}"
-        for name, there, wanted in sorted(report["mismatched_keys"])
-    ]
-    if problems:
-        raise one_message(problems[:20], f"the weights at {path} do not fit their config.json:")
+    check_loaded(path, report)
     return model.eval().requires_grad_(False)
 
 
@@ -110,12 +104,8 @@ def _loading(path: str) -> Iterator[None]:
     """Turns what transformers raises to one message."""
     try:
         yield
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        first = " ".join(str(error).strip().splitlines()[:3]) or type(error).__name__
-        raise TCError(
-            f"student.path={path} cannot be loaded: {first}. It must be a causal language model in "
-            "Hugging Face's form (config.json, *.safetensors, tokenizer)."
-        ) from error
+    except Exception as error:  # of other packages' readers, as in `loading_errors`
+        raise TCError(unreadable(f"student.path={path}", error)) from error
 
 
 def _same(one: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase) -> bool:

@@ -8,6 +8,8 @@ be lost without a sound, so such models are refused by name.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tc.errors import one_message
@@ -88,7 +90,71 @@ def config_problems(config: PreTrainedConfig) -> list[str]:
         problems.append("it is an encoder-decoder")
     if getattr(config, "quantization_config", None):
         problems.append("its weights are quantized (quantization_config); take the full-precision")
+    if kind in SUPPORTED:  # others call their sizes otherwise
+        problems += size_problems(config.to_dict()) + _rotary_problems(config)
     return problems + _window_problems(config)
+
+
+SIZES = (
+    *("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads"),
+    *("head_dim", "intermediate_size", "vocab_size", "max_position_embeddings"),
+)
+MOST, MOST_LAYERS = 2**31 - 1, 10_000
+
+
+def size_problems(stated: Mapping[str, Any]) -> list[str]:
+    """Sizes that no model can have; transformers would divide by them, or build for ever.
+
+    Args:
+        stated: fields of a configuration by name, or some of them.
+    """
+    sizes = {name: stated[name] for name in SIZES if name in stated}
+    optional = [name for name in ("num_key_value_heads", "head_dim") if sizes.get(name) is None]
+    for name in optional:
+        sizes.pop(name, None)
+    problems = [
+        f"its {name} is {value!r}; a whole number from 1 to {_most(name)} is allowed"
+        for name, value in sizes.items()
+        if type(value) is not int or not 1 <= value <= _most(name)
+    ]
+    return problems or _relations(sizes) + _token_problems(stated)
+
+
+def _most(name: str) -> int:
+    return MOST_LAYERS if name == "num_hidden_layers" else MOST
+
+
+def _relations(sizes: Mapping[str, int]) -> list[str]:
+    heads, width = sizes.get("num_attention_heads"), sizes.get("hidden_size")
+    groups, head_dim = sizes.get("num_key_value_heads"), sizes.get("head_dim")
+    problems = []
+    if heads and groups and heads % groups:
+        problems.append(
+            f"its num_attention_heads={heads} are no multiple of num_key_value_heads={groups}"
+        )
+    if heads and width and width % heads and head_dim is None:
+        problems.append(f"its hidden_size={width} is no multiple of num_attention_heads={heads}")
+    elif heads and width and (channels := head_dim or width // heads) % 2:
+        problems.append(f"its head_dim is {channels}; rotary positions need an even one")
+    return problems
+
+
+def _token_problems(stated: Mapping[str, Any]) -> list[str]:
+    rows = stated.get("vocab_size", MOST)
+    ids = {name: stated.get(name) for name in ("pad_token_id",)}
+    return [
+        f"its {name} is {value!r}, but vocab_size is {rows}"
+        for name, value in ids.items()
+        if isinstance(value, int) and not -1 <= value < rows
+    ]
+
+
+def _rotary_problems(config: PreTrainedConfig) -> list[str]:
+    rope = getattr(config, "rope_parameters", None)
+    theta = rope.get("rope_theta") if isinstance(rope, dict) else None
+    if theta is not None and not (isinstance(theta, int | float) and 0 < theta < math.inf):
+        return [f"its rope_theta is {theta!r}; a number above 0 is allowed"]
+    return []
 
 
 def _window_problems(config: PreTrainedConfig) -> list[str]:

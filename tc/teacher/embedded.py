@@ -32,9 +32,13 @@ def embedded_path(cfg: TeacherConfig) -> Path:
         )
     path = Path(next(iter(spec.submodule_search_locations))) / cfg.path
     if not path.exists():
-        held = sorted(p.name for p in path.parent.glob("*.gguf")) or "none"
+        models = [
+            *path.parent.glob("*.gguf"),
+            *(p.parent for p in path.parent.glob("*/config.json")),
+        ]
+        held = ", ".join(sorted(p.name for p in models)) or "none"
         raise TCError(
-            f"{path} does not exist (GGUF files there: {held}). "
+            f"{path} does not exist (models there: {held}). "
             f"Install the version that has it: {install}"
         )
     return path

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from tc.config import GeometryConfig, TeacherConfig
-from tc.errors import one_message
+from tc.errors import TCError, one_message
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -36,8 +36,15 @@ def empty_model(config: PreTrainedConfig, **options: Any) -> PreTrainedModel:
     import torch
     from transformers import AutoModelForCausalLM
 
-    with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config, **options)
+    try:
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(config, **options)
+    # Transformers finds out here that a field means nothing to it, and raises whatever that breaks.
+    except Exception as error:
+        raise TCError(
+            f"the teacher's configuration makes no {config.model_type} model: "
+            f"{type(error).__name__}: {error}. Correct its config.json, or teacher.model."
+        ) from error
 
 
 def count_parameters(model: PreTrainedModel) -> int:

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from tc.errors import TCError, one_message
+from tc.teacher.convertible import size_problems
 from tc.teacher.gguf_file import GgufFile, dequantized
 
 if TYPE_CHECKING:
@@ -23,6 +24,11 @@ SIZES = {
     "max_position_embeddings": "context_length",
 }
 EPSILON = "attention.layer_norm_rms_epsilon"
+OPTIONAL = (
+    *("attention.head_count_kv", "attention.key_length", "attention.value_length"),
+    *("rope.freq_base", "rope.dimension_count", "rope.scaling.factor"),
+)
+"""Numbers that a header may leave out."""
 
 LLAMA3 = {
     "low_freq_factor": 1.0,
@@ -49,7 +55,13 @@ def config_of(file: GgufFile) -> PreTrainedConfig:
     problems = _missing(file) or _uneven(file) or _unrepresentable(file)
     if problems:
         raise one_message(problems, f"{file.path} cannot be read as a model:")
-    return AutoConfig.for_model(file.architecture, **_fields(file))
+    fields = _fields(file)
+    if problems := size_problems(fields):
+        raise one_message(problems, f"{file.path} cannot be read as a model:")
+    try:
+        return AutoConfig.for_model(file.architecture, **fields)
+    except Exception as error:  # whatever a wrong field breaks in there
+        raise TCError(f"{file.path} has a header that makes no model: {error}") from error
 
 
 def _missing(file: GgufFile) -> list[str]:
@@ -66,7 +78,7 @@ def _missing(file: GgufFile) -> list[str]:
 
 
 def _uneven(file: GgufFile) -> list[str]:
-    keys = [*SIZES.values(), EPSILON, "attention.head_count_kv"]
+    keys = [*SIZES.values(), EPSILON, *OPTIONAL]
     values = {key: file.model_header.get(key, 1) for key in keys}
     return [
         f"{key} is {value!r}; only one positive number for all layers is allowed"
@@ -76,7 +88,7 @@ def _uneven(file: GgufFile) -> list[str]:
 
 
 def _positive(value: object) -> bool:
-    return isinstance(value, int | float) and value > 0
+    return isinstance(value, int | float) and 0 < value < math.inf
 
 
 def head_dim_of(file: GgufFile) -> int:

@@ -81,13 +81,20 @@ def _check_lists(file: GgufFile) -> None:
 
 
 def _list(file: GgufFile, key: str) -> list[Any]:
-    return file.header.get(f"tokenizer.ggml.{key}") or []
+    values = file.header.get(f"tokenizer.ggml.{key}") or []
+    kind = int if key == "token_type" else str
+    if not isinstance(values, list) or not all(isinstance(value, kind) for value in values):
+        raise TCError(
+            f"{file.path} has a damaged tokenizer: tokenizer.ggml.{key} is no list of "
+            f"{'numbers' if kind is int else 'texts'}. Get the file again."
+        )
+    return values
 
 
 def _token(file: GgufFile, key: str) -> str | None:
     """The token that a header key names by its id, or None where there is no such key."""
     index, tokens = file.header.get(f"tokenizer.ggml.{key}"), _list(file, "tokens")
-    if index is not None and not 0 <= index < len(tokens):
+    if index is not None and not (isinstance(index, int) and 0 <= index < len(tokens)):
         raise TCError(
             f"{file.path}: tokenizer.ggml.{key} is {index}, but there are {len(tokens)} tokens. "
             "Get the file again."

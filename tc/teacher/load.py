@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from tc.artifacts import MANIFEST, read_json
 from tc.config import GeometryConfig, TeacherConfig, TeacherSource
-from tc.errors import TCError
+from tc.errors import TCError, one_message
 from tc.teacher.convertible import check_convertible
 from tc.teacher.embedded import embedded_path
 from tc.teacher.geometry import check_agrees, count_parameters, empty_model, geometry_of
@@ -90,7 +90,8 @@ def load_teacher(cfg: TeacherConfig, cache_dir: Path, empty: bool = False) -> Te
     check_convertible(model)
     geometry = geometry_of(model.config, count_parameters(model))
     check_agrees(cfg, geometry)
-    _check_vocabulary(model, tokenizer)
+    _check_vocabulary(cfg, model, tokenizer)
+    _check_finite(cfg, model)
     return Teacher(model, tokenizer, geometry, {**identity, "dtype": cfg.dtype.value})
 
 
@@ -142,11 +143,33 @@ def _load_random(cfg: TeacherConfig, cache_dir: Path, empty: bool) -> Loaded:
     return random_model(cfg, config, empty), byte_tokenizer(), random_identity(cfg)
 
 
-def _check_vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+def _check_finite(cfg: TeacherConfig, model: PreTrainedModel) -> None:
+    """Refuses weights that would make every result NaN, once hours have gone by."""
+    # The extremes need no memory of a tensor's size, and a NaN is one of them.
+    bad = [
+        f"{name} is not finite: it has NaN or infinite values in {cfg.dtype.value}"
+        for name, parameter in model.named_parameters()
+        if parameter.numel() and not all(x.isfinite() for x in parameter.aminmax())
+    ]
+    if bad:
+        heading = f"the weights of teacher {cfg.name!r} ({cfg.path}) are damaged, or too large for "
+        heading += f"teacher.dtype={cfg.dtype.value}; get them again, or take teacher.dtype=float32"
+        raise one_message(bad[:20], f"{heading}:")
+
+
+def _check_vocabulary(
+    cfg: TeacherConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> None:
     rows = model.get_input_embeddings().weight.shape[0]
-    highest = max(tokenizer.get_vocab().values())
+    highest = max(tokenizer.get_vocab().values(), default=-1)
+    if highest < 0:
+        raise TCError(
+            f"teacher {cfg.name!r} ({cfg.path}) has a tokenizer without tokens. Take the tokenizer "
+            "of this very model."
+        )
     if highest >= rows:
         raise TCError(
-            f"the tokenizer has ids up to {highest}, but the model has {rows} embeddings; they do "
-            "not belong together. Take the tokenizer of this very model."
+            f"teacher {cfg.name!r} ({cfg.path}): the tokenizer has ids up to {highest}, but the "
+            f"model has {rows} embeddings; they do not belong together. Take the tokenizer of this "
+            "very model."
         )

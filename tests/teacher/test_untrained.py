@@ -93,7 +93,7 @@ def test_tokenizer_is_bytes(tmp_path) -> None:
     [
         (cfg(hiden_size=3), "hiden_size is not a field of qwen2; nearest are hidden_size"),
         (cfg(vocab_size=100), "vocab_size is 100; the byte tokenizer needs 257"),
-        (cfg(hidden_size="x"), "does not make a qwen2 configuration"),
+        (cfg(hidden_size="x"), "its hidden_size is 'x'; a whole number"),
         (cfg("mistral"), "sliding window of 4096"),
         (random_cfg("gpt2"), "architecture is 'gpt2'; allowed for a random teacher: arcee, llama"),
         (TeacherConfig(name="x", source=TeacherSource.random), "architecture is None"),

@@ -327,7 +327,8 @@ def test_what_the_disk_refuses_is_explained(tmp_path, monkeypatch, error: Except
 
 
 @pytest.mark.parametrize(
-    "error", [OSError(errno.EBADF, "bad descriptor"), SafetensorError("bad header"), ValueError("x")]
+    "error",
+    [OSError(errno.EBADF, "bad descriptor"), SafetensorError("bad header"), ValueError("x")],
 )
 def test_other_errors_stay_what_they_are(tmp_path, error: Exception) -> None:
     with pytest.raises(type(error)) as caught:

@@ -149,7 +149,9 @@ def _check_finite(cfg: TeacherConfig, model: PreTrainedModel) -> None:
     bad = [
         f"{name} is not finite: it has NaN or infinite values in {cfg.dtype.value}"
         for name, parameter in model.named_parameters()
-        if parameter.numel() and not all(x.isfinite() for x in parameter.aminmax())
+        if parameter.numel()
+        and not parameter.is_meta
+        and not all(x.isfinite() for x in parameter.aminmax())
     ]
     if bad:
         heading = f"the weights of teacher {cfg.name!r} ({cfg.path}) are damaged, or too large for "

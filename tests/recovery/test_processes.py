@@ -52,7 +52,10 @@ def start(
 ) -> subprocess.Popen:
     """Starts a run in a process group of its own."""
     places = [f"run_dir={folder / name}", f"paths.cache_dir={folder / 'cache'}"]
-    command = [sys.executable, *launcher, "run.py", *OVERRIDES, *places, *overrides]
+    # Of a stage that is left out nothing else may be said.
+    one_stage = "recovery.stage1.tokens=0" in overrides
+    common = [x for x in OVERRIDES if not (one_stage and x.startswith("recovery.stage1."))]
+    command = [sys.executable, *launcher, "run.py", *common, *places, *overrides]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with open(folder / f"{name}.log", "a") as log:
         return subprocess.Popen(

@@ -52,7 +52,8 @@ def without(*absent: str) -> subprocess.CompletedProcess:
 def test_every_module_imports_and_a_mixer_runs() -> None:
     done = without(*KERNELS)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.split() == ["finite", "True"]
+    # Its last line: lm-eval says on import what it has tried to download.
+    assert done.stdout.split()[-2:] == ["finite", "True"]
 
 
 @pytest.mark.slow

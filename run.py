@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import sys
 from dataclasses import fields, is_dataclass
@@ -19,7 +18,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from tc.config import register
+from tc.config import register, sweep_name
 from tc.errors import TCError
 from tc.signals import STATUS, Interrupted, interrupt_once, listen
 
@@ -58,11 +57,10 @@ def reasons(error: BaseException) -> list[str]:
     return lines + reasons(cause)
 
 
-def sweep_name(arguments: list[str]) -> str:
-    """What the runs of a sweep share: the keys that are swept, and a hash of the whole command."""
-    swept = [a.split("=")[0].lstrip("+") for a in arguments if "=" in a and "," in a]
-    digest = hashlib.sha256("\n".join(sorted(arguments)).encode()).hexdigest()[:8]
-    return "-".join([*swept, digest])
+def group_of(words: list[str]) -> str:
+    """What the runs of a sweep share: the keys that are swept, and a name of the whole command."""
+    swept = [word.split("=")[0].lstrip("+") for word in words if "=" in word and "," in word]
+    return "-".join([*swept, sweep_name(words)])
 
 
 def wants_traceback() -> bool:
@@ -74,7 +72,7 @@ def run_main() -> int:
     """Runs `main`; tracebacks of what the user can mend are shown under HYDRA_FULL_ERROR=1 only."""
     listen(interrupt_once)
     if {"-m", "--multirun"} & set(sys.argv):
-        os.environ.setdefault("TC_SWEEP", sweep_name(sys.argv[1:]))
+        os.environ.setdefault("TC_SWEEP", group_of(sys.argv[1:]))
     os.environ.setdefault(WANTED, os.environ.get("HYDRA_FULL_ERROR", "0"))
     os.environ["HYDRA_FULL_ERROR"] = "1"  # else Hydra prints and exits before we see the error
     try:

@@ -242,10 +242,9 @@ def writing(folder: Path, manifest: Manifest) -> Iterator[Path]:
             _to_disk(path)
             facts = {"sha256": hash_file(path), "bytes": path.stat().st_size}
             manifest.files[str(path.relative_to(fresh))] = facts
-        with open(fresh / MANIFEST, "w", encoding="utf-8") as file:
-            file.write(json.dumps(asdict(manifest), indent=2, default=str) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        text = json.dumps(asdict(manifest), indent=2, default=str) + "\n"
+        (fresh / MANIFEST).write_text(text, encoding="utf-8")
+        _to_disk(fresh / MANIFEST)
         _to_disk(fresh)
 
 

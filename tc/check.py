@@ -594,27 +594,28 @@ def _ignored(config: Config, overrides: Sequence[str]) -> Iterator[str]:
             yield f"{override} would be ignored: eval.positions.width says how wide buckets are"
         elif key in OF_HUB and corpus.is_file(config.eval.corpus):
             yield f"{override} would be ignored: eval.corpus.path is a file"
-        elif (
-            key.startswith("recovery.stage")
-            and key not in LENGTHS
-            and (
-                getattr(config.recovery, stage := key.split(".")[1], None)
-                and stage not in config.recovery.stages
-            )
-        ):
+        elif key not in LENGTHS and (stage := _left_out(config, key)):
             yield f"{override} would be ignored: recovery.{stage}.tokens=0 leaves the stage out"
         elif why := _ignored_init(config.init, key):
             yield f"{override} would be ignored: {why}"
 
 
+def _left_out(config: Config, key: str) -> str | None:
+    """The stage of recovery that a key belongs to and no run of this configuration has, or None."""
+    group, _, rest = key.partition(".")
+    stage = rest.partition(".")[0]
+    is_stage = group == "recovery" and stage in ("stage1", "stage2")
+    return stage if is_stage and stage not in config.recovery.stages else None
+
+
 def _ignored_init(init: InitConfig, key: str) -> str | None:
     """Why a key of an init has no effect, or None."""
-    drawn = init.decay is Decay.fla, init.write_gate is WriteGate.fla
-    if key in ("init.half_life_scale", "init.centre_decay") and drawn[0]:
+    drawn_decay, drawn_gate = init.decay is Decay.fla, init.write_gate is WriteGate.fla
+    if key in ("init.half_life_scale", "init.centre_decay") and drawn_decay:
         return "init.decay=fla has no half-lives"
-    if key in ("init.beta_low", "init.beta_span") and drawn[1]:
+    if key in ("init.beta_low", "init.beta_span") and drawn_gate:
         return "init.write_gate=fla draws the write gate"
-    if key == "init.sinks" and all(drawn):
+    if key == "init.sinks" and drawn_decay and drawn_gate:
         return "init.decay=fla and init.write_gate=fla read no statistics"
     if key == "init.gate_rms" and init.gate is not OutputGate.perturb:
         return f"init.gate={init.gate.value} has no scale"

@@ -749,7 +749,7 @@ def register() -> None:
     for group, node in GROUPS.items():
         store.store(group=group, name="schema", node=node)
     OmegaConf.register_new_resolver("tc.run_name", _run_name, replace=True)
-    OmegaConf.register_new_resolver("tc.sweep_name", _sweep_name, replace=True)
+    OmegaConf.register_new_resolver("tc.sweep_name", sweep_name, replace=True)
 
 
 def typed(cfg: DictConfig) -> Config:
@@ -856,6 +856,6 @@ def _run_name(*, _root_: DictConfig) -> str:
     return "-".join([*filter(None, names), fingerprint(_root_)])
 
 
-def _sweep_name(words: Sequence[str]) -> str:
-    """The name of a sweep's folder: the same for the same sweep, however it is launched."""
+def sweep_name(words: Sequence[str]) -> str:
+    """The name of a sweep by its words: the same whenever it is given again."""
     return hashlib.sha256("\n".join(sorted(words)).encode()).hexdigest()[:8]

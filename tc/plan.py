@@ -59,7 +59,7 @@ class Plan:
 
     @property
     def loading_bytes(self) -> int | None:
-        """Estimated peak on each device before recovery deals anything, or None without one."""
+        """Estimated peak while recovery's models are made, or None without a recovery."""
         return max((cost.loading_bytes for cost in self.recovery.values()), default=None)
 
 
@@ -251,8 +251,8 @@ class RecoveryCost:
 
     Attributes:
         memory: of each process.
-        loading_bytes: of each process, while it makes teacher and student, whole, on the run's
-            device, before FSDP deals them.
+        loading_bytes: while teacher and student are made whole: of every process on its device, or
+            under FSDP of the first one alone, in main memory, before it deals them.
         step_tokens: of an optimizer step, over all devices.
         step_flops: arithmetic of a step on each device.
         step_traffic_bytes: what each device sends in a step, and as much is received.
@@ -359,7 +359,7 @@ def _trains_rest(config: Config, name: str) -> bool:
 
 
 def _loading(config: Config, geometry: GeometryConfig, mixers: int, rest: bool) -> int:
-    """Teacher and student as every process makes them, before anything is dealt.
+    """Teacher and student as they are made, before anything is dealt.
 
     The mixers are there twice in float32: as they are handed over, and as the student's own.
     """

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 
 import pytest
 import torch
+
+from tc.signals import STOPPING
 
 
 @pytest.fixture(autouse=True)
@@ -15,3 +18,12 @@ def _threads() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def signals_heard() -> Iterator[None]:
+    """Whoever started the tests in the background of a shell had them ignore some signals."""
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in STOPPING}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)

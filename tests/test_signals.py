@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 
 import pytest
 
 from tc.signals import STOPPING, Interrupted, interrupt, interrupt_once, listen, listening
 
-
-@pytest.fixture(autouse=True)
-def _handlers() -> Iterator[None]:
-    before = {number: signal.signal(number, signal.SIG_DFL) for number in STOPPING}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
+pytestmark = pytest.mark.usefixtures("signals_heard")
 
 
 @pytest.mark.parametrize("number", STOPPING)

@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from tc import ui
 from tc.artifacts import disk_errors, read_json, write_json
 from tc.errors import TCError
-from tc.run_folder import FAILED, describe, read_failure, write_failure
+from tc.run_folder import describe, forget_failure, read_failure, write_failure
 
 RECORD = "sweep.json"
 
@@ -131,7 +131,7 @@ class Sweep:
         with disk_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             for job in chosen:
-                (Path(job.run_dir) / FAILED).unlink(missing_ok=True)
+                forget_failure(Path(job.run_dir))
         record: dict[str, Any] = {
             "version": 1,
             "created": self._created,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,14 +19,7 @@ from tc.recovery.module import Recovery
 from tc.recovery.run import milestones
 from tc.signals import STOPPING
 
-
-@pytest.fixture(autouse=True)
-def _heard() -> Iterator[None]:
-    """Whoever started the tests in the background of a shell had them ignore some signals."""
-    before = {number: signal.signal(number, signal.SIG_DFL) for number in STOPPING}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
+pytestmark = pytest.mark.usefixtures("signals_heard")
 
 
 def curve(task: Task) -> list[dict[str, float]]:

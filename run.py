@@ -18,7 +18,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from tc.config import register, sweep_name
+from tc.config import SWEEP, register, sweep_name
 from tc.errors import TCError
 from tc.signals import STATUS, Interrupted, interrupt_once, listen
 
@@ -72,7 +72,7 @@ def run_main() -> int:
     """Runs `main`; tracebacks of what the user can mend are shown under HYDRA_FULL_ERROR=1 only."""
     listen(interrupt_once)
     if {"-m", "--multirun"} & set(sys.argv):
-        os.environ.setdefault("TC_SWEEP", group_of(sys.argv[1:]))
+        os.environ.setdefault(SWEEP, group_of(sys.argv[1:]))
     os.environ.setdefault(WANTED, os.environ.get("HYDRA_FULL_ERROR", "0"))
     os.environ["HYDRA_FULL_ERROR"] = "1"  # else Hydra prints and exits before we see the error
     try:

@@ -856,6 +856,10 @@ def _run_name(*, _root_: DictConfig) -> str:
     return "-".join([*filter(None, names), fingerprint(_root_)])
 
 
+SWEEP = "TC_SWEEP"
+"""An environment variable with the name that the runs of a sweep share, wherever they run."""
+
+
 def sweep_name(words: Sequence[str]) -> str:
     """The name of a sweep by its words: the same whenever it is given again."""
     return hashlib.sha256("\n".join(sorted(words)).encode()).hexdigest()[:8]

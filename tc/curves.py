@@ -11,7 +11,7 @@ from typing import Any
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger, WandbLogger
 
 from tc.artifacts import hash_of, read_json, write_json, write_text
-from tc.config import LoggerConfig, LoggerKind
+from tc.config import SWEEP, LoggerConfig, LoggerKind
 from tc.errors import TCError
 
 
@@ -93,10 +93,6 @@ def log_table(curves: Curves, title: str, columns: list[str], rows: list[list[An
     for logger in curves.loggers:
         if isinstance(logger, WandbLogger):
             logger.log_table(title, columns, [[str(cell) for cell in row] for row in rows])
-
-
-SWEEP = "TC_SWEEP"
-"""An environment variable with the name that the runs of a sweep share, wherever they run."""
 
 
 def _wandb_id(run_dir: Path) -> str:

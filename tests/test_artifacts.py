@@ -326,6 +326,27 @@ def test_what_the_disk_refuses_is_explained(tmp_path, monkeypatch, error: Except
     assert caught.value.__cause__ is error and list(tmp_path.iterdir()) == []
 
 
+def test_all_of_an_artifact_is_on_disk_before_it_takes_its_place(tmp_path, monkeypatch) -> None:
+    """A loss of power must not leave a name without what it names."""
+    seen: list[str] = []
+    fsync, replace = os.fsync, os.replace
+
+    def synced(handle: int) -> None:
+        seen.append(Path(os.readlink(f"/proc/self/fd/{handle}")).name)
+        fsync(handle)
+
+    def replaced(old: Path, new: Path) -> None:
+        seen.append("replaced")
+        replace(old, new)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", replaced)
+    made(tmp_path / "a")
+    before, after = seen[: seen.index("replaced")], seen[seen.index("replaced") + 1 :]
+    assert sorted(before) == sorted(["x.safetensors", "note.txt", MANIFEST, "a"])
+    assert before[-1] == "a" and after == [tmp_path.name]
+
+
 @pytest.mark.parametrize(
     "error",
     [OSError(errno.EBADF, "bad descriptor"), SafetensorError("bad header"), ValueError("x")],

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from wandb.proto.wandb_internal_pb2 import Record
 
-from tc.config import LoggerConfig, LoggerKind
-from tc.curves import SWEEP, Curves, log_table, make_logger
+from tc.config import SWEEP, LoggerConfig, LoggerKind
+from tc.curves import Curves, log_table, make_logger
 
 
 @pytest.mark.parametrize("kind", [LoggerKind.csv, LoggerKind.wandb])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
+import runpy
 import signal
 import subprocess
 import sys
@@ -122,3 +124,12 @@ def test_a_signal_stops_with_a_status_and_leaves_nothing_half_written(
     assert f"stopped by {number.name}" in (tmp_path / "run" / "run.log").read_text()
     assert not [path for path in tmp_path.rglob(".*") if path.suffix != ".lock"]
     assert (tmp_path / "run" / "data" / "tokens.safetensors").is_file()
+
+
+def test_the_runs_of_a_sweep_are_a_group_of_its_own() -> None:
+    group_of = runpy.run_path(str(ROOT / "run.py"), run_name="run")["group_of"]
+    words = ["-m", "init=phase1,full", "+seed=0,1", "teacher=tiny_llama"]
+    group = group_of(words)
+    assert re.fullmatch(r"init-seed-[0-9a-f]{8}", group)
+    assert group_of(words[::-1]).endswith(group[-8:])  # in another order they are the same sweep
+    assert group_of([*words[:-1], "teacher=tiny_qwen2"])[-8:] != group[-8:]
